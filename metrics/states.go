@@ -1,0 +1,199 @@
+package metrics
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// BucketState is the service's verdict on the bucket.
+type BucketState string
+
+// The verdicts. Only Sound lets leases be granted.
+const (
+	BucketUnseen        BucketState = "unseen"        // not looked at yet, or no NATS
+	BucketSound         BucketState = "sound"         // everything as it should be
+	BucketUnsupported   BucketState = "unsupported"   // the server cannot expire keys or has no JetStream
+	BucketUnavailable   BucketState = "unavailable"   // no leader, no answer
+	BucketMissing       BucketState = "missing"       // deleted under the service
+	BucketMisconfigured BucketState = "misconfigured" // a field of its config is forbidden
+	BucketDistrusted    BucketState = "distrusted"    // its sequence is below what was issued before
+	BucketWaiting       BucketState = "waiting"       // made again; waits until the leases of the old one have ended
+)
+
+// BucketStates lists every BucketState.
+func BucketStates() []BucketState {
+	return []BucketState{BucketUnseen, BucketSound, BucketUnsupported, BucketUnavailable,
+		BucketMissing, BucketMisconfigured, BucketDistrusted, BucketWaiting}
+}
+
+// Warning is something about the bucket that an operator should mend and that
+// does not stop the service.
+type Warning string
+
+// The warnings.
+const (
+	WarnAllowDirect Warning = "allow_direct" // other programs may read from replicas
+	WarnRepublish   Warning = "republish"    // no change events
+	WarnReplicas    Warning = "replicas"     // not as many as asked for
+)
+
+// Warnings lists every Warning.
+func Warnings() []Warning { return []Warning{WarnAllowDirect, WarnRepublish, WarnReplicas} }
+
+// Service is what the lease service tells about itself at a scrape. The
+// functions are called together, from any goroutine, and must not block; a nil
+// one leaves its series at 0.
+type Service struct {
+	LeasesHeld   func() int
+	Waiters      func() int
+	HighestFence func() uint64        // highest revision known to be issued
+	ClockOffset  func() time.Duration // the NATS server's clock minus ours
+	Bucket       func() (BucketState, []Warning)
+}
+
+// SetService says whom to ask about the leases and their bucket.
+func (m *Metrics) SetService(s Service) { m.states.service.Store(&s) }
+
+// SetReady says whom to ask whether the process is ready.
+func (m *Metrics) SetReady(ready func() bool) { m.states.ready.Store(&ready) }
+
+// Connection names one of the service's own NATS connections.
+type Connection string
+
+// The connections.
+const (
+	Front Connection = "front" // requests and replies
+	Store Connection = "store" // JetStream
+	Hop   Connection = "hop"   // forwards to owners
+)
+
+// Connections lists every Connection.
+func Connections() []Connection { return []Connection{Front, Store, Hop} }
+
+// ConnError is what went wrong on a connection.
+type ConnError string
+
+// The errors of connections.
+const (
+	ConnAuth         ConnError = "auth"          // the server refused who we are
+	ConnPermission   ConnError = "permission"    // not allowed to use a subject
+	ConnSlowConsumer ConnError = "slow_consumer" // messages were dropped
+	ConnOther        ConnError = "other"
+)
+
+// ConnErrors lists every ConnError.
+func ConnErrors() []ConnError {
+	return []ConnError{ConnAuth, ConnPermission, ConnSlowConsumer, ConnOther}
+}
+
+// ConnectionState is how a connection is doing.
+type ConnectionState struct {
+	Connected  bool
+	Reconnects uint64 // since the process started
+}
+
+// SetConnection says whom to ask about connection c.
+func (m *Metrics) SetConnection(c Connection, state func() ConnectionState) {
+	if i := slices.Index(Connections(), c); i >= 0 {
+		m.states.connections[i].Store(&state)
+	}
+}
+
+// states is where the answers at a scrape come from.
+type states struct {
+	service     atomic.Pointer[Service]
+	ready       atomic.Pointer[func() bool]
+	connections [3]atomic.Pointer[func() ConnectionState]
+}
+
+type stateDescs struct {
+	held, waiters, fence, offset, bucket, warning, ready, connected, reconnects, build *prometheus.Desc
+}
+
+func newStateDescs() stateDescs {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return stateDescs{
+		held:       desc("leased_leases_held", "Leases in force, as this instance sees the bucket."),
+		waiters:    desc("leased_waiters", "Acquires that wait for a key to become free."),
+		fence:      desc("leased_highest_fence", "Highest revision known to be issued; it must never fall."),
+		offset:     desc("leased_clock_offset_seconds", "The NATS server's clock minus this machine's; leases go by the server's."),
+		bucket:     desc("leased_bucket_state", "1 for the present verdict on the bucket, 0 for the others; leases are granted in state sound only.", "state"),
+		warning:    desc("leased_bucket_warning", "1 for each setting of the bucket that should be mended.", "warning"),
+		ready:      desc("leased_ready", "1 while /readyz says ready."),
+		connected:  desc("leased_nats_connected", "1 while the connection to NATS stands.", "connection"),
+		reconnects: desc("leased_nats_reconnects_total", "Times the connection to NATS was made again.", "connection"),
+		build:      desc("leased_build_info", "1, with the versions of leased, of Go and of the NATS server it uses.", "version", "goversion", "nats_server"),
+	}
+}
+
+// stateCollector asks for the states at each scrape.
+type stateCollector struct {
+	m     *Metrics
+	descs stateDescs
+}
+
+func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
+	d := c.descs
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.build} {
+		ch <- desc
+	}
+}
+
+func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	d, st := c.descs, &c.m.states
+
+	var s Service
+	if p := st.service.Load(); p != nil {
+		s = *p
+	}
+	gauge(d.held, float64(call(s.LeasesHeld)))
+	gauge(d.waiters, float64(call(s.Waiters)))
+	gauge(d.fence, float64(call(s.HighestFence)))
+	gauge(d.offset, call(s.ClockOffset).Seconds())
+
+	bucket, warnings := BucketUnseen, []Warning(nil)
+	if s.Bucket != nil {
+		bucket, warnings = s.Bucket()
+	}
+	for _, b := range BucketStates() {
+		gauge(d.bucket, number(b == bucket), string(b))
+	}
+	for _, w := range Warnings() {
+		gauge(d.warning, number(slices.Contains(warnings, w)), string(w))
+	}
+
+	ready := st.ready.Load()
+	gauge(d.ready, number(ready != nil && (*ready)()))
+
+	for i, name := range Connections() {
+		var cs ConnectionState
+		if f := st.connections[i].Load(); f != nil {
+			cs = (*f)()
+		}
+		gauge(d.connected, number(cs.Connected), string(name))
+		ch <- prometheus.MustNewConstMetric(d.reconnects, prometheus.CounterValue, float64(cs.Reconnects), string(name))
+	}
+	gauge(d.build, 1, c.m.buildLabels()...)
+}
+
+func call[T any](f func() T) (v T) {
+	if f != nil {
+		v = f()
+	}
+	return v
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
