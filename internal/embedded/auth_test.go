@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -144,6 +145,7 @@ func TestInProcessConnection(t *testing.T) {
 // TestOperator: with an operator the caller's credentials decide.
 func TestOperator(t *testing.T) {
 	conf, creds := operator(t)
+	conf += `, write_deadline: "500ms"`
 	s := start(t, Options{ConfigFile: writeFile(t, conf)})
 	if !s.NeedsCredentials() {
 		t.Error("NeedsCredentials is false")
@@ -154,10 +156,33 @@ func TestOperator(t *testing.T) {
 	}
 	put(t, connect(t, s, nats.UserCredentials(creds)))
 
+	_, foreign := operator(t)
+	if _, err := s.Connect(nats.UserCredentials(foreign)); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("with another operator's credentials: %v", err)
+	}
+
 	_, err = Start(Options{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), ConfigFile: writeFile(t, conf), Account: "A"})
 	if err == nil || !strings.Contains(err.Error(), "--nats-account") {
 		t.Errorf("an account named beside an operator: %v", err)
 	}
+}
+
+// TestNoReloadFromOutside: a reload would drop the internal user and what the options set.
+func TestNoReloadFromOutside(t *testing.T) {
+	s := start(t, Options{ConfigFile: writeFile(t, `accounts { A { jetstream: on, users: [{user: a, password: a}] }, $SYS { users: [{user: s, password: s}] } }`)})
+	sys, err := nats.Connect(s.ClientURL(), nats.UserInfo("s", "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close()
+	reply, err := sys.Request("$SYS.REQ.SERVER."+s.ns.ID()+".RELOAD", nil, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(reply.Data), "can only reload config when a file is provided") {
+		t.Errorf("a reload from outside was answered %s", reply.Data)
+	}
+	put(t, connect(t, s))
 }
 
 func TestExposure(t *testing.T) {

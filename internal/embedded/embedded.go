@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -164,6 +165,10 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 		return nil, errors.New("in-process connection: the NATS configuration names an operator, so it needs credentials (--creds)")
 	}
 	nc, err := all.Connect()
+	if s.jwt && errors.Is(err, io.ErrClosedPipe) {
+		// A pipe has no buffer: a refusal met halfway through long credentials is never read.
+		return nil, fmt.Errorf("in-process connection: the server refused the credentials: %w", nats.ErrAuthorization)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("in-process connection: %w", err)
 	}
