@@ -1,0 +1,187 @@
+package leased
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/leased/leased/metrics"
+	"github.com/leased/leased/service"
+	"github.com/leased/leased/service/kinds"
+)
+
+// Names on the wire.
+const (
+	MicroName  = "dagnats-api"
+	QueueGroup = "dagnats-leases"
+)
+
+// endpoint is a row in service: its contract, its counters and its limit.
+type endpoint struct {
+	contract
+	s     *Service
+	count *metrics.EndpointMetrics
+	slots chan struct{} // calls in flight, shared by all calls of one speed
+}
+
+// register makes micro endpoints of the table. This loop is the only place
+// where a call meets a subject.
+func (s *Service) register(svc micro.Service, rows []contract) error {
+	for _, row := range rows {
+		ep := &endpoint{contract: row, s: s, count: s.metrics.Endpoint(row.Name), slots: s.quick}
+		if row.Slow {
+			ep.slots = s.slow
+		}
+		s.endpoints.Store(row.Name, ep)
+		err := svc.AddEndpoint(row.Name, micro.HandlerFunc(ep.take),
+			micro.WithEndpointSubject(s.opts.APIPrefix+"."+row.Name),
+			micro.WithEndpointQueueGroup(QueueGroup),
+			micro.WithEndpointMetadata(map[string]string{
+				"description":    row.Does,
+				"request_schema": row.request.Text(),
+				"reply_schema":   row.reply.Text(),
+				"kinds":          joinKinds(row.Kinds),
+			}))
+		if err != nil {
+			return fmt.Errorf("endpoint %s: %w", row.Name, err)
+		}
+	}
+	return nil
+}
+
+func joinKinds(ks []kinds.Kind) string {
+	names := make([]string, len(ks))
+	for i, k := range ks {
+		names[i] = string(k)
+	}
+	return strings.Join(names, ",")
+}
+
+// take receives one request on micro's goroutine, which serves one request of
+// an endpoint after the other: what may wait goes on in a goroutine of its own.
+// Only plain values leave this function; micro reads its Request again when it
+// returns.
+func (ep *endpoint) take(m micro.Request) {
+	s := ep.s
+	in := incoming{reply: m.Reply(), data: m.Data(), header: nats.Header(m.Headers()), received: time.Now()}
+	ep.count.Begin()
+	if in.reply == "" {
+		ep.finish(kinds.NoReply, in.received)
+		return
+	}
+	if err := s.leases.Allow(service.OpOwner); kinds.Of(err) == kinds.Unsupported {
+		ep.fail(in, err)
+		return
+	}
+	select {
+	case ep.slots <- struct{}{}:
+	default:
+		ep.fail(in, kinds.Errorf(kinds.Busy, "the limit of %d calls in flight is reached", cap(ep.slots)))
+		return
+	}
+	s.calls.Add(1)
+	go func() {
+		defer s.calls.Done()
+		defer func() { <-ep.slots }()
+		ep.handle(in)
+	}()
+}
+
+// incoming is a request as it came in.
+type incoming struct {
+	reply    string
+	data     []byte
+	header   nats.Header
+	received time.Time
+}
+
+// handle takes one request from its bytes to its reply: decode, validate, call.
+func (ep *endpoint) handle(in incoming) {
+	defer func() {
+		if p := recover(); p != nil {
+			ep.s.metrics.Panic()
+			ep.s.log.Error("a handler panicked", "endpoint", ep.Name, "panic", p, "stack", string(debug.Stack()))
+			ep.fail(in, &kinds.Error{Kind: kinds.Internal, Text: "the service failed on this request; its log says how"})
+		}
+	}()
+	decoded, err := ep.request.Decode(in.data)
+	if err != nil {
+		ep.fail(in, kinds.Errorf(kinds.Invalid, "%w", err))
+		return
+	}
+	a, err := ep.serve(ep.s.callCtx, ep.s, &request{decoded, in.header, in.received})
+	if err != nil {
+		ep.fail(in, err)
+		return
+	}
+	ep.reply(in, a, nil)
+}
+
+// fail answers with the error's kind.
+func (ep *endpoint) fail(in incoming, err error) {
+	a, text := errorAnswer(err)
+	if a.kind == kinds.Internal {
+		ep.s.log.Error("a call failed", "endpoint", ep.Name, "error", err)
+	}
+	ep.reply(in, a, nats.Header{
+		micro.ErrorHeader:     []string{text},
+		micro.ErrorCodeHeader: []string{a.kind.Code()},
+	})
+}
+
+// reply is the one way out: count, then send.
+func (ep *endpoint) reply(in incoming, a answer, header nats.Header) {
+	ep.finish(a.kind, in.received)
+	err := ep.s.front.PublishMsg(&nats.Msg{Subject: in.reply, Header: header, Data: a.body})
+	if err != nil {
+		ep.s.log.Warn("a reply could not be sent", "endpoint", ep.Name, "kind", string(a.kind), "error", err)
+	}
+}
+
+func (ep *endpoint) finish(k kinds.Kind, received time.Time) {
+	ep.count.Reply(k, time.Since(received))
+	ep.count.End()
+}
+
+// endpointStats is what an endpoint shows as data in $SRV.STATS. micro's own
+// counts see only the hand-over of a request, not its answer.
+type endpointStats struct {
+	Replies  map[kinds.Kind]uint64 `json:"replies"`
+	Errors   uint64                `json:"errors"`
+	InFlight int64                 `json:"in_flight"`
+	P50      json.Number           `json:"p50_ms"`
+	P99      json.Number           `json:"p99_ms"`
+	service.PeerStats
+}
+
+// stats is micro's StatsHandler. micro calls it with its own lock held, so
+// nothing here may ask micro anything.
+func (s *Service) stats(e *micro.Endpoint) any {
+	v, ok := s.endpoints.Load(e.Name)
+	if !ok {
+		return nil
+	}
+	snap := v.(*endpoint).count.Snapshot()
+	return endpointStats{snap.Replies, snap.Errors, snap.InFlight, ms(snap.P50), ms(snap.P99), service.PeerStats{Fence: s.leases.Fence()}}
+}
+
+// answering waits until ctx is done or every call in flight has been answered.
+func (s *Service) answering(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		s.calls.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,239 @@
+// Package leased is the lease service: a NATS micro service whose calls stand
+// in one table. endpoints.go holds the table, dispatch.go the one way in and
+// out, package service what a lease is and how it is kept safe.
+package leased
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/leased/leased/metrics"
+	"github.com/leased/leased/service"
+)
+
+// Defaults of Options.
+const (
+	DefaultAPIPrefix   = "api.leases"
+	DefaultEventPrefix = "dagnats.lease"
+	DefaultMaxInFlight = 4096
+	DefaultMaxForwards = 512
+)
+
+// Options of a Service.
+type Options struct {
+	// Front receives requests and sends replies and is used for nothing else:
+	// all its subscriptions belong to the micro service.
+	Front *nats.Conn
+	// Store reads and writes the bucket, Hop carries forwards to owners. Both
+	// are made with nats.ReconnectBufSize(-1).
+	Store, Hop            *nats.Conn
+	JSDomain, JSAPIPrefix string
+	Replicas              int    // of the bucket when the service makes it: 1, 3 or 5
+	APIPrefix             string // "api.leases"
+	EventPrefix           string // "dagnats.lease"
+	MaxInFlight           int    // calls being answered, forwards aside; over it busy
+	MaxForwards           int    // forwards being answered; over it busy
+	Version               string // semantic version, without a leading v
+	Logger                *slog.Logger
+	Metrics               *metrics.Metrics
+}
+
+// Service is a running lease service.
+type Service struct {
+	opts    Options
+	front   *nats.Conn
+	leases  *service.Instance
+	metrics *metrics.Metrics
+	log     *slog.Logger
+
+	quick, slow chan struct{}
+	calls       sync.WaitGroup
+	callCtx     context.Context
+	abort       context.CancelCauseFunc // ends calls in flight
+	endpoints   sync.Map                // name -> *endpoint
+
+	joined chan struct{} // closed when the micro service is there or never will be
+	stop   context.CancelFunc
+	micro  micro.Service // set before joined is closed; nil if leaving came first
+}
+
+// Start begins to serve and returns at once, also when NATS is not reachable
+// or cannot keep leases: it goes on trying, and Ready tells how far it is.
+func Start(o Options) (*Service, error) {
+	rows, err := contracts()
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger,
+		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{})}
+	s.callCtx, s.abort = context.WithCancelCause(context.Background())
+	s.leases, err = service.Open(service.Options{
+		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas,
+		EventPrefix: o.EventPrefix, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.Metrics.SetService(metrics.Service{
+		LeasesHeld:   func() int { return int(s.leases.Held()) },
+		HighestFence: s.leases.Fence,
+		ClockOffset:  s.leases.ClockOffset,
+		Bucket: func() (metrics.BucketState, []metrics.Warning) {
+			h := s.leases.Health()
+			w := make([]metrics.Warning, len(h.Warnings))
+			for i, name := range h.Warnings {
+				w[i] = metrics.Warning(name)
+			}
+			return metrics.BucketState(h.Verdict), w
+		},
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	go func() {
+		defer close(s.joined)
+		if err := s.join(ctx, rows); err != nil && ctx.Err() == nil {
+			s.log.Error("the micro service could not be registered", "error", err)
+		}
+	}()
+	return s, nil
+}
+
+// joinAfter is how long the endpoints wait for a verdict on the bucket, so that
+// the first requests of a new instance are not answered unavailable for want
+// of a look.
+const joinAfter = 5 * time.Second
+
+// join registers the micro service once NATS is there.
+func (s *Service) join(ctx context.Context, rows []contract) error {
+	for poll := 10 * time.Millisecond; !s.front.IsConnected(); poll = min(2*poll, 200*time.Millisecond) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(poll):
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.leases.Judged():
+	case <-time.After(joinAfter):
+	}
+	svc, err := micro.AddService(s.front, micro.Config{
+		Name:        MicroName,
+		Version:     s.opts.Version,
+		Description: "Leases over NATS: one holder a key for a bounded time, with a fencing token, and requests to whoever holds it.",
+		QueueGroup:  QueueGroup,
+		Metadata: map[string]string{
+			"bucket":         service.Bucket,
+			"events":         s.opts.EventPrefix + ".changed.<key>",
+			"inbox":          s.opts.EventPrefix + ".inbox.<holder>.<key>",
+			"server_version": s.front.ConnectedServerVersion(),
+		},
+		StatsHandler: s.stats,
+	})
+	if err != nil {
+		return err
+	}
+	s.micro = svc
+	return s.register(svc, rows)
+}
+
+// Check is one line of the service's readiness.
+type Check struct {
+	Name   string
+	OK     bool
+	Warn   bool // OK, and somebody should look at it
+	Detail string
+}
+
+// Ready says what the service needs and whether it is there.
+func (s *Service) Ready() []Check {
+	h := s.leases.Health()
+	checks := []Check{
+		{Name: "connected", OK: s.front.IsConnected() && s.opts.Store.IsConnected() && s.opts.Hop.IsConnected()},
+		{Name: "registered", OK: s.registered()},
+		{Name: "supported", OK: h.Verdict != service.Unsupported && h.Verdict != service.Unseen},
+		{Name: "bucket", OK: h.Verdict == service.Sound, Detail: string(h.Verdict)},
+		{Name: "leader", OK: h.Leader},
+		{Name: "view", OK: s.leases.Viewing()},
+	}
+	if h.Reason != "" {
+		checks[3].Detail += ": " + h.Reason
+	}
+	for _, w := range h.Warnings {
+		checks = append(checks, Check{Name: w, OK: true, Warn: true, Detail: service.WarningText(w)})
+	}
+	return checks
+}
+
+func (s *Service) registered() bool {
+	select {
+	case <-s.joined:
+		return s.micro != nil && !s.micro.Stopped()
+	default:
+		return false
+	}
+}
+
+// Look asks for a check of the bucket now, because a connection came back, say.
+func (s *Service) Look() { s.leases.Look() }
+
+// Drain takes no more requests, answers those already received and ends the
+// service. A call that is not answered when ctx is done is ended and answered
+// internal; the error then says that it came to that. Leases stay.
+func (s *Service) Drain(ctx context.Context) error {
+	s.stop()
+	<-s.joined
+	var err error
+	if s.micro != nil {
+		err = s.drainRequests(ctx)
+	}
+	if ended := s.answering(ctx); ended != nil {
+		s.abort(service.ErrStopping)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		err = errors.Join(err, fmt.Errorf("calls were still in flight after the time to leave: %w", ended), s.answering(last))
+	}
+	s.abort(service.ErrStopping)
+	if s.front.IsConnected() {
+		err = errors.Join(err, s.front.FlushTimeout(2*time.Second))
+	}
+	s.leases.Close()
+	return err
+}
+
+// drainRequests unsubscribes and waits until every request that the server had
+// already delivered has been handed to its handler.
+func (s *Service) drainRequests(ctx context.Context) error {
+	if err := s.micro.Stop(); err != nil {
+		return err
+	}
+	if !s.front.IsConnected() {
+		return nil
+	}
+	// All subscriptions of this connection are micro's; nats.go takes each off
+	// the list when its queue is empty.
+	for s.front.NumSubscriptions() > 0 {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// observer turns what the service does into counts.
+type observer struct{ m *metrics.Metrics }
+
+func (o observer) Conflict()                { o.m.WriteConflict() }
+func (o observer) NoVerdict()               { o.m.WriteAmbiguous(); o.m.WriteRetry() }
+func (o observer) ForwardAttempt(to string) { o.m.ForwardAttempt(metrics.Outcome(to)) }
+func (o observer) Change(event string)      { o.m.Change(metrics.Event(event)) }

@@ -1,0 +1,453 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/leased/leased/service/kinds"
+)
+
+// Verdict is what the bucket is good for at the moment.
+type Verdict string
+
+// The verdicts, from "nobody looked yet" to "all calls are served".
+const (
+	Unseen        Verdict = "unseen"        // nobody looked yet
+	Sound         Verdict = "sound"         // as it should be
+	Unsupported   Verdict = "unsupported"   // positive proof that the server cannot keep leases
+	Unavailable   Verdict = "unavailable"   // no answer, no leader
+	Missing       Verdict = "missing"       // deleted under the service
+	Misconfigured Verdict = "misconfigured" // a field of its configuration would end leases
+	Distrusted    Verdict = "distrusted"    // it went back in time: acquire and renew are refused
+	Waiting       Verdict = "waiting"       // made again: nothing is granted until the old leases are over
+)
+
+// Verdicts lists all of them.
+func Verdicts() []Verdict {
+	return []Verdict{Unseen, Sound, Unsupported, Unavailable, Missing, Misconfigured, Distrusted, Waiting}
+}
+
+// Health is the last judgement of the bucket.
+type Health struct {
+	Verdict  Verdict
+	Reason   string   // why it is not sound, one phrase
+	Warnings []string // names of what differs and does no harm to leases; WarningText explains
+	Leader   bool     // the stream had a leader at the last look
+	Version  string   // of the stream leader, "" when unknown
+	LastSeq  uint64
+	Checked  time.Time // last look that got an answer
+}
+
+// keeper makes, checks and distrusts the bucket. It implements Guard.
+type keeper struct {
+	js       *js
+	view     *view
+	log      *slog.Logger
+	replicas int
+	events   string                       // republish destination without the key
+	peers    func(context.Context) uint64 // highest fence that other instances show
+
+	health atomic.Pointer[Health]
+	kick   chan struct{}
+	reset  chan struct{} // tells the watcher that the bucket is another one
+	first  chan struct{} // closed after the first verdict
+	once   sync.Once
+
+	// The rest belongs to the goroutine of run.
+	asked     bool      // peers have been asked
+	created   time.Time // creation time of the bucket last seen
+	holdUntil time.Time
+}
+
+const (
+	checkEvery   = 2 * time.Second
+	checkTimeout = 3 * time.Second
+	// createdSlack allows for the time between a server's stamping a stream as
+	// created and the clock its first sequence was taken from.
+	createdSlack = time.Minute
+)
+
+func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context) uint64, log *slog.Logger) *keeper {
+	k := &keeper{js: j, view: v, replicas: replicas, events: events, peers: peers, log: log,
+		kick: make(chan struct{}, 1), reset: make(chan struct{}, 1), first: make(chan struct{})}
+	k.health.Store(&Health{Verdict: Unseen, Reason: "the bucket has not been looked at yet"})
+	return k
+}
+
+// Allow implements Guard.
+func (k *keeper) Allow(op Op) error {
+	h := k.health.Load()
+	switch h.Verdict {
+	case Sound:
+		return nil
+	case Unsupported:
+		return kinds.Errorf(kinds.Unsupported, "%s", h.Reason)
+	case Distrusted, Waiting:
+		if op != OpAcquire && op != OpRenew {
+			return nil
+		}
+	}
+	return kinds.Errorf(kinds.Unavailable, "%s", h.Reason)
+}
+
+// Acked implements Guard.
+func (k *keeper) Acked(before, revision uint64) error {
+	if revision > before {
+		return nil
+	}
+	k.look()
+	return fmt.Errorf("the bucket went back in time: it issued revision %d after %d", revision, before)
+}
+
+// Suspect implements Guard.
+func (k *keeper) Suspect(err error) {
+	if errors.Is(err, ErrNoBucket) || errors.Is(err, nats.ErrNoResponders) {
+		k.look()
+	}
+}
+
+// look asks for a check now.
+func (k *keeper) look() {
+	select {
+	case k.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run checks the bucket on a timer and when asked, until ctx is done.
+func (k *keeper) run(ctx context.Context) {
+	for {
+		k.check(ctx)
+		wait := checkEvery
+		if v := k.health.Load().Verdict; v == Unseen || v == Unavailable || v == Missing {
+			wait /= 4
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		case <-k.kick:
+			t.Stop()
+		}
+	}
+}
+
+// check looks once and publishes its verdict.
+func (k *keeper) check(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	h := k.judge(ctx)
+	if h == nil {
+		return // no answer, and the last verdict is a proof that stands
+	}
+	old := k.health.Swap(h)
+	k.once.Do(func() { close(k.first) })
+	if old.Verdict != h.Verdict || old.Reason != h.Reason || !slices.Equal(old.Warnings, h.Warnings) {
+		level := slog.LevelInfo
+		if h.Verdict != Sound || len(h.Warnings) > 0 {
+			level = slog.LevelWarn
+		}
+		k.log.Log(ctx, level, "bucket "+string(h.Verdict), "reason", h.Reason, "warnings", h.Warnings, "nats_server", h.Version, "last_seq", h.LastSeq)
+	}
+}
+
+// judge makes a verdict, nil for "as before".
+func (k *keeper) judge(ctx context.Context) *Health {
+	if !k.js.nc.IsConnected() {
+		return k.noAnswer("not connected to NATS")
+	}
+	ai, err := k.js.account(ctx)
+	switch code := codeOf(err); {
+	case code == codeNoJetStream:
+		return &Health{Verdict: Unsupported, Reason: "the NATS server has no JetStream"}
+	case code == codeNoAccount:
+		return &Health{Verdict: Unsupported, Reason: "JetStream is not enabled for this NATS account"}
+	case errors.Is(err, nats.ErrNoResponders) && !k.js.seen.Load():
+		return &Health{Verdict: Unsupported, Reason: "nobody answers the JetStream API: the NATS server has no JetStream"}
+	case err != nil:
+		return k.noAnswer(err.Error())
+	case ai.API.Level < 1:
+		return &Health{Verdict: Unsupported, Reason: "the NATS server is older than 2.11 and cannot expire keys"}
+	}
+	if !k.asked && k.peers != nil {
+		k.view.noteFence(k.peers(ctx))
+		k.asked = true
+	}
+	si, err := k.js.info(ctx)
+	if errors.Is(err, ErrNoBucket) {
+		if !k.created.IsZero() {
+			k.replaced(time.Time{})
+			k.health.Store(&Health{Verdict: Missing, Reason: "the bucket was deleted"})
+		}
+		if err := k.make(ctx, ai.API.Level); err != nil && codeOf(err) != codeStreamExists {
+			return k.noAnswer("the bucket cannot be made: " + err.Error())
+		}
+		si, err = k.js.info(ctx)
+	}
+	if err != nil {
+		return k.noAnswer(err.Error())
+	}
+	return k.inspect(si)
+}
+
+// noAnswer is the verdict when nothing new is known. A proof that the server
+// cannot do it stands until a new one.
+func (k *keeper) noAnswer(reason string) *Health {
+	old := k.health.Load()
+	if old.Verdict == Unsupported {
+		return nil
+	}
+	return &Health{Verdict: Unavailable, Reason: reason, Warnings: old.Warnings, Version: old.Version, LastSeq: old.LastSeq, Checked: old.Checked}
+}
+
+// inspect judges a bucket that is there.
+func (k *keeper) inspect(si *streamInfo) *Health {
+	h := &Health{Leader: true, LastSeq: si.State.LastSeq, Checked: time.Now()}
+	var meta map[string]string
+	_ = json.Unmarshal(si.Config["metadata"], &meta)
+	h.Version = meta["_nats.ver"]
+	if reason := tooOld(h.Version); reason != "" {
+		h.Verdict, h.Reason = Unsupported, reason
+		return h
+	}
+	forbidden, warnings := compare(si.Config, k.config(0, 0))
+	h.Warnings = warnings
+	if len(forbidden) > 0 {
+		h.Verdict, h.Reason = Misconfigured, "the bucket's configuration is not ours: "+strings.Join(forbidden, "; ")
+		return h
+	}
+	if !k.created.IsZero() && !si.Created.Equal(k.created) {
+		k.replaced(si.Created)
+	}
+	k.created = si.Created
+
+	highest := k.view.highest.Load()
+	switch born := uint64(si.Created.Add(-createdSlack).UnixMicro()); {
+	case si.State.LastSeq < born:
+		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
+	case si.State.LastSeq < highest && k.rechecked(highest):
+		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision is %d, but %d was issued; lift it with `leased fence lift`", si.State.LastSeq, highest)
+	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
+		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
+	default:
+		h.Verdict = Sound
+		k.view.noteFence(si.State.LastSeq)
+	}
+	if h.Verdict == Distrusted && k.health.Load().Verdict != Distrusted {
+		k.view.forget() // it knows revisions that are no longer there
+		k.restart()
+	}
+	return h
+}
+
+// rechecked says whether the bucket's last sequence is below highest in a
+// second look too: the first may have been answered before the write that
+// raised highest was applied where the answer came from.
+func (k *keeper) rechecked(highest uint64) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+	defer cancel()
+	si, err := k.js.info(ctx)
+	return err == nil && si.State.LastSeq < highest
+}
+
+// replaced is called when the bucket is gone or another one: what it held may
+// still be believed in by its holders until it is over.
+func (k *keeper) replaced(created time.Time) {
+	if end := k.view.lastEnd(); end.After(k.holdUntil) {
+		k.holdUntil = end
+	}
+	k.created = created
+	k.view.forget()
+	k.restart()
+}
+
+func (k *keeper) restart() {
+	select {
+	case k.reset <- struct{}{}:
+	default:
+	}
+}
+
+// config is the bucket as the service makes it.
+func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:               StreamName,
+		Description:        "leases: one key, one holder, for a bounded time (leased)",
+		Subjects:           []string{SubjectPrefix + ">"},
+		Storage:            jetstream.FileStorage,
+		Retention:          jetstream.LimitsPolicy,
+		Discard:            jetstream.DiscardNew,
+		MaxMsgsPerSubject:  1,
+		MaxMsgs:            -1,
+		MaxBytes:           -1,
+		MaxMsgSize:         -1,
+		MaxConsumers:       -1,
+		Duplicates:         2 * time.Minute,
+		Replicas:           k.replicas,
+		DenyDelete:         true,
+		AllowRollup:        true,
+		AllowMsgTTL:        true,
+		AllowDirect:        false,
+		AllowAtomicPublish: level >= 2,
+		FirstSeq:           firstSeq,
+		RePublish:          &jetstream.RePublish{Source: SubjectPrefix + ">", Destination: k.events + ".>"},
+	}
+}
+
+// make creates the bucket with a first revision above every fence known.
+func (k *keeper) make(ctx context.Context, level int) error {
+	first := max(uint64(time.Now().UnixMicro()), k.view.highest.Load()+1)
+	cfg := k.config(first, level)
+	if left := time.Until(k.holdUntil); left > 0 {
+		_, hi := k.view.clock.bounds(time.Now())
+		cfg.Metadata = map[string]string{holdKey: hi.Add(left).UTC().Format(time.RFC3339Nano)}
+	}
+	si, err := k.js.create(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	// This instance's clock may be far behind the server's.
+	if born := uint64(si.Created.UnixMicro()); first < born {
+		if err := k.js.lift(ctx, born); err != nil {
+			return err
+		}
+		first = born
+	}
+	k.log.Info("bucket made", "replicas", k.replicas, "first_revision", first)
+	return nil
+}
+
+// holdKey is the metadata of a bucket that replaces a deleted one: until when,
+// on the server's clock, no instance may grant anything in it.
+const holdKey = "leased_hold_until"
+
+func holdOf(meta map[string]string) time.Time {
+	t, _ := time.Parse(time.RFC3339Nano, meta[holdKey])
+	return t
+}
+
+// tooOld tells why a server of version v cannot keep leases, "" if it can or if
+// v is unknown. Before 2.11 there is no per-key TTL; 2.11.0-2.11.9 and 2.12.0
+// never expire a key while others are renewed.
+func tooOld(v string) string {
+	core, _, _ := strings.Cut(v, "-")
+	parts := strings.Split(core, ".")
+	if len(parts) != 3 {
+		return ""
+	}
+	var n [3]int
+	for i, p := range parts {
+		var err error
+		if n[i], err = strconv.Atoi(p); err != nil {
+			return ""
+		}
+	}
+	old := n[0] < 2 || n[0] == 2 && (n[1] < 11 || n[1] == 11 && n[2] < 10 || n[1] == 12 && n[2] == 0)
+	if !old {
+		return ""
+	}
+	return "nats-server " + v + " does not expire keys reliably; 2.11.10 or newer (not 2.12.0) is needed"
+}
+
+// Fields of the configuration that may differ from ours.
+var (
+	// free fields say nothing about leases.
+	freeFields = map[string]bool{"description": true, "metadata": true, "placement": true, "compression": true, "allow_atomic": true, "first_seq": true}
+	// warnedFields cost something, but every promise about leases stands.
+	warnedFields = map[string]string{"allow_direct": "allow_direct", "republish": "republish", "num_replicas": "replicas"}
+	warningTexts = map[string]string{
+		"allow_direct": "allow_direct is on: programs that read the bucket with direct gets may see old leases (this service does not)",
+		"republish":    "republish differs: change events are missing or go elsewhere",
+		"replicas":     "the number of replicas is not the one of --replicas",
+	}
+	// absent values a server may leave out or write.
+	zeroValues = map[string][]string{"max_consumers": {"-1", "0"}, "max_msgs": {"-1", "0"}, "max_bytes": {"-1", "0"}, "max_msg_size": {"-1", "0"}}
+)
+
+// WarningText explains a name in Health.Warnings.
+func WarningText(name string) string { return warningTexts[name] }
+
+// compare holds the bucket's configuration against ours, field by field, by
+// their names on the wire.
+func compare(got map[string]json.RawMessage, want jetstream.StreamConfig) (forbidden, warnings []string) {
+	body, err := json.Marshal(want)
+	if err != nil {
+		panic(err) // a struct of plain fields
+	}
+	var ours map[string]json.RawMessage
+	if err := json.Unmarshal(body, &ours); err != nil {
+		panic(err)
+	}
+	names := maps.Clone(got)
+	maps.Copy(names, ours)
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if freeFields[name] || same(name, got[name], ours[name]) {
+			continue
+		}
+		if w := warnedFields[name]; w != "" {
+			warnings = append(warnings, w)
+			continue
+		}
+		forbidden = append(forbidden, fmt.Sprintf("%s is %s, must be %s", name, shown(got[name]), shown(ours[name])))
+	}
+	return forbidden, warnings
+}
+
+// same compares two values of a field; an absent one equals its zero value.
+func same(name string, a, b json.RawMessage) bool {
+	if unlimited := zeroValues[name]; unlimited != nil {
+		return (a == nil || slices.Contains(unlimited, string(a))) && (b == nil || slices.Contains(unlimited, string(b)))
+	}
+	var x, y any
+	if a != nil && json.Unmarshal(a, &x) != nil || b != nil && json.Unmarshal(b, &y) != nil {
+		return false
+	}
+	return isZero(x) && isZero(y) || reflect.DeepEqual(x, y)
+}
+
+// isZero says that a decoded JSON value is nothing, or a structure of nothings.
+func isZero(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case bool:
+		return !v
+	case float64:
+		return v == 0
+	case string:
+		return v == "" || v == "default"
+	case []any:
+		return len(v) == 0
+	case map[string]any:
+		for _, x := range v {
+			if !isZero(x) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
+func shown(v json.RawMessage) string {
+	if v == nil {
+		return "not set"
+	}
+	return string(v)
+}

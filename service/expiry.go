@@ -1,0 +1,111 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+const (
+	// expiryTick is how often the view is asked which leases ended.
+	expiryTick = 50 * time.Millisecond
+	// expiryWriters bounds the expired events being written at a time, so that
+	// many ends at once do not delay the calls.
+	expiryWriters = 32
+)
+
+// expirer tells the ends of leases: nothing in NATS announces that a TTL ran
+// out, and a lease whose message outlives it has to be ended by somebody.
+type expirer struct {
+	leases *Leases
+	guard  Guard
+}
+
+// run tells ends until ctx is done.
+func (x *expirer) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, expiryWriters)
+	tick := time.NewTicker(expiryTick)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if gap := now.Sub(last); gap > 10*expiryTick {
+			// This process stood still. What happened meanwhile is still on its
+			// way to the view; let it arrive before ends are told from it.
+			x.leases.view.alive.Store(x.leases.view.local(now) - int64(viewStale))
+		}
+		last = now
+		for _, e := range x.leases.view.expire(now) {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				x.leases.view.told(e.Key, e.Revision, x.tell(ctx, e))
+			})
+		}
+	}
+}
+
+// tell writes the expired event of one lease that is over, unless something
+// else has been written for its key. It reports whether nothing is left to do.
+func (x *expirer) tell(ctx context.Context, e ended) bool {
+	l := x.leases
+	if l.Allow(OpExpire) != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, callBudget, errBudget)
+	defer cancel()
+	c := Command{Op: OpExpire, Key: e.Key, Revision: e.Revision}
+
+	// First by what the view says: the server has removed the message, or it
+	// still stands because it outlives its lease. The condition of the write
+	// proves it.
+	st := State{Entry: Entry{Key: e.Key}, Prior: &e.Entry}
+	if e.Extended {
+		server, err := l.now(ctx)
+		if err != nil {
+			return false
+		}
+		st = State{Entry: e.Entry, Past: !server.Before(e.End())}
+	}
+	for range 3 {
+		d := Decide(st, c)
+		if d.Write == nil {
+			// Somebody took or freed the key first, or it is not over yet by the
+			// server's clock: only then it comes up again.
+			return st.Revision != e.Revision || st.Past
+		}
+		_, err := l.write(ctx, c, d)
+		if err == nil {
+			return true
+		}
+		if !errors.Is(err, ErrConflict) {
+			return false
+		}
+		if st, err = l.look(ctx, e.Key); err != nil {
+			return false
+		}
+		if st.Revision == 0 {
+			// Removed meanwhile, by the server: this lease's end if nothing newer
+			// has been seen.
+			now := time.Now()
+			known, ok := l.view.get(e.Key, now)
+			if !ok || known.Revision != e.Revision || !l.view.fresh(now) {
+				return ok && known.Revision > e.Revision
+			}
+			st.Prior = &known.Entry
+		}
+	}
+	return false
+}

@@ -1,0 +1,145 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+)
+
+// Options of an Instance.
+type Options struct {
+	// Store carries reads and conditional writes, Hop the forwards. Both must
+	// have been made with nats.ReconnectBufSize(-1), so that nothing is sent
+	// after its caller was told that it was not.
+	Store, Hop *nats.Conn
+	// JSDomain or JSAPIPrefix say where JetStream's API is, if not at $JS.API.
+	JSDomain, JSAPIPrefix string
+	Replicas              int    // of the bucket, when it is made: 1, 3 or 5
+	EventPrefix           string // "dagnats.lease": changes and inboxes hang below it
+	MicroName             string // name of the micro service, to ask its other instances
+	Observer              Observer
+	Logger                *slog.Logger
+}
+
+// Instance is one running lease service without its front door: the calls, the
+// bucket's keeper, the view and the teller of ends.
+type Instance struct {
+	*Leases
+	*Forwarder
+
+	js     *js
+	keeper *keeper
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// Open starts an instance. It returns at once; Health says how far it is.
+func Open(o Options) (*Instance, error) {
+	c := &clock{}
+	j, err := newJS(o.Store, o.JSDomain, o.JSAPIPrefix, c)
+	if err != nil {
+		return nil, err
+	}
+	if o.Replicas < 1 {
+		return nil, errors.New("replicas must be 1, 3 or 5")
+	}
+	v := newView(c, nil)
+	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context) uint64 { return peersFence(ctx, o.Store, o.MicroName) }, o.Logger)
+	l := newLeases(j, k, v, o.Observer, o.Logger)
+	ctx, stop := context.WithCancel(context.Background())
+	i := &Instance{
+		Leases:    l,
+		Forwarder: &Forwarder{leases: l, nc: o.Hop, inbox: o.EventPrefix + ".inbox", obs: o.Observer},
+		js:        j, keeper: k, stop: stop,
+	}
+	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + nuid.Next()}
+	watchable := func() bool {
+		switch k.health.Load().Verdict {
+		case Sound, Waiting, Distrusted:
+			return o.Store.IsConnected()
+		}
+		return false
+	}
+	x := &expirer{leases: l, guard: k}
+	for _, run := range []func(context.Context){
+		k.run,
+		x.run,
+		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
+	} {
+		i.done.Go(func() { run(ctx) })
+	}
+	return i, nil
+}
+
+// Close ends the background work. Leases stay.
+func (i *Instance) Close() {
+	i.stop()
+	i.done.Wait()
+}
+
+// Look asks for a check of the bucket now: the connection came back, say.
+func (i *Instance) Look() { i.keeper.look() }
+
+// Judged is closed once the bucket has been judged for the first time.
+func (i *Instance) Judged() <-chan struct{} { return i.keeper.first }
+
+// Health is the last judgement of the bucket.
+func (i *Instance) Health() Health { return *i.keeper.health.Load() }
+
+// Viewing says whether the view of the bucket is complete and its consumer alive.
+func (i *Instance) Viewing() bool { return i.view.fresh(time.Now()) }
+
+// Held is how many leases the view knows that are not over.
+func (i *Instance) Held() int64 { return i.view.held.Load() }
+
+// Fence is the highest revision this instance has seen.
+func (i *Instance) Fence() uint64 { return i.view.highest.Load() }
+
+// ClockOffset is how far the NATS server's clock is ahead of this machine's.
+func (i *Instance) ClockOffset() time.Duration { return i.clock.offset() }
+
+// PeerStats is what an instance shows of itself in the data of its $SRV.STATS,
+// as far as other instances read it.
+type PeerStats struct {
+	Fence uint64 `json:"fence"`
+}
+
+// peersFence asks the other instances for the highest fence they have seen. It
+// gathers answers for a short time; nobody may be there.
+func peersFence(ctx context.Context, nc *nats.Conn, name string) uint64 {
+	inbox := nc.NewInbox()
+	sub, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return 0
+	}
+	defer sub.Unsubscribe()
+	if err := nc.PublishRequest("$SRV.STATS."+name, inbox, nil); err != nil {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	var highest uint64
+	for {
+		msg, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return highest
+		}
+		var stats struct {
+			Endpoints []struct {
+				Data PeerStats `json:"data"`
+			} `json:"endpoints"`
+		}
+		if json.Unmarshal(msg.Data, &stats) != nil {
+			continue
+		}
+		for _, e := range stats.Endpoints {
+			highest = max(highest, e.Data.Fence)
+		}
+	}
+}

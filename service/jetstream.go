@@ -1,0 +1,323 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Names of the bucket on the wire. They are part of the contract.
+const (
+	Bucket        = "leases"
+	StreamName    = "KV_" + Bucket
+	SubjectPrefix = "$KV." + Bucket + "."
+)
+
+// Headers of stored messages. JetStream ignores a misspelt or mis-cased header
+// silently, so they stand here once and are used by one function, publish.
+const (
+	headerEvent          = "Dagnats-Lease-Event"
+	headerOperation      = "KV-Operation"
+	headerTTL            = "Nats-TTL"
+	headerExpectedStream = "Nats-Expected-Stream"
+	headerExpectedLast   = "Nats-Expected-Last-Subject-Sequence"
+
+	operationPurge = "PURGE"
+	operationDel   = "DEL"
+)
+
+// JetStream's own error codes, as far as they mean something to the service.
+const (
+	codeNoLeader       = 10008 // cluster temporarily unavailable
+	codeStreamNotFound = 10059
+	codeNoMessage      = 10037
+	codeWrongLastSeq   = 10071 // the condition does not hold
+	codeInFlight       = 10164 // another write of this subject is being decided
+	codeStreamExists   = 10058
+	codeNoJetStream    = 10076
+	codeNoAccount      = 10039
+)
+
+// refusals are publish errors that prove that the message was not stored.
+// Anything not listed counts as no verdict.
+var refusals = map[uint16]bool{
+	codeNoLeader: true, codeStreamNotFound: true, codeNoJetStream: true, codeNoAccount: true,
+	10023: true, // insufficient resources
+	10047: true, // no memory resources available
+	10054: true, // message size exceeds maximum allowed
+	10060: true, // expected stream does not match
+	10109: true, // stream sealed
+	10165: true, // invalid per-message TTL
+	10166: true, // per-message TTL is disabled
+	10167: true, // ingest overflow
+	10028: true, // storage resources exceeded
+}
+
+// js is the bucket on one NATS connection: the only place that publishes to it
+// and reads from it. It implements Store.
+type js struct {
+	nc    *nats.Conn
+	api   string // "$JS.API." or what a domain or prefix makes of it
+	put   string // subject of a key's message without the key
+	clock *clock
+	// seen is set once JetStream has answered anything at all.
+	seen atomic.Bool
+}
+
+func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
+	j := &js{nc: nc, api: "$JS.API.", put: SubjectPrefix, clock: c}
+	switch {
+	case domain != "" && apiPrefix != "":
+		return nil, errors.New("a JetStream domain and an API prefix exclude each other")
+	case domain != "":
+		apiPrefix = "$JS." + domain + ".API"
+		fallthrough
+	case apiPrefix != "":
+		j.api = strings.TrimSuffix(apiPrefix, ".") + "."
+		if j.api != "$JS.API." {
+			// The KV subjects of another account or domain hang below its API
+			// prefix; the server maps them back.
+			j.put = j.api + SubjectPrefix
+		}
+	}
+	return j, nil
+}
+
+// apiError is an error reply of the JetStream API.
+type apiError = jetstream.APIError
+
+// request asks the JetStream API and decodes the reply into out. A refusal
+// comes back as *apiError, silence as ErrNoAnswer.
+func (j *js) request(ctx context.Context, subject string, body []byte, out any) error {
+	msg, err := j.nc.RequestWithContext(ctx, j.api+subject, body)
+	if err != nil {
+		return fmt.Errorf("%w (%s): %w", ErrNoAnswer, subject, err)
+	}
+	var envelope struct {
+		Error *apiError `json:"error"`
+	}
+	if err := json.Unmarshal(msg.Data, &envelope); err != nil {
+		return fmt.Errorf("%w (%s): unreadable reply: %w", ErrNoAnswer, subject, err)
+	}
+	if envelope.Error != nil {
+		return envelope.Error
+	}
+	return json.Unmarshal(msg.Data, out)
+}
+
+// codeOf is the JetStream error code in err, 0 if there is none.
+func codeOf(err error) uint16 {
+	var e *apiError
+	if errors.As(err, &e) {
+		return uint16(e.ErrorCode)
+	}
+	return 0
+}
+
+// Get implements Store.
+func (j *js) Get(ctx context.Context, key string) (Entry, error) {
+	body := append(append([]byte(`{"last_by_subj":"`+SubjectPrefix), key...), `"}`...)
+	var reply struct {
+		Message struct {
+			Seq     uint64    `json:"seq"`
+			Headers []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	err := j.request(ctx, "STREAM.MSG.GET."+StreamName, body, &reply)
+	switch codeOf(err) {
+	case codeNoMessage:
+		return Entry{Key: key}, nil
+	case codeStreamNotFound:
+		return Entry{}, fmt.Errorf("%w: %w", ErrNoBucket, err)
+	}
+	switch {
+	case err != nil && errors.Is(err, ErrNoAnswer):
+		return Entry{}, err
+	case err != nil:
+		return Entry{}, fmt.Errorf("%w: %w", ErrNoAnswer, err)
+	}
+	m := reply.Message
+	hdr, err := nats.DecodeHeadersMsg(m.Headers)
+	if err != nil && len(m.Headers) > 0 {
+		hdr = nil
+	}
+	e, _ := decodeEntry(key, m.Seq, m.Time, hdr, m.Data)
+	return e, nil
+}
+
+// decodeEntry reads a stored message, ours or not. ttl is its Nats-TTL, 0 when
+// it has none.
+func decodeEntry(key string, seq uint64, at time.Time, hdr nats.Header, data []byte) (e Entry, ttl time.Duration) {
+	e = Entry{Key: key, Revision: seq, At: at}
+	switch hdr.Get(headerOperation) {
+	case operationPurge, operationDel:
+		e.Tombstone = true
+	}
+	if hdr.Get("Nats-Marker-Reason") != "" {
+		e.Tombstone = true
+	}
+	ttl, _ = time.ParseDuration(hdr.Get(headerTTL))
+	if hdr.Get(headerEvent) == "" {
+		e.Foreign = "it has no " + headerEvent + " header"
+		return e, ttl
+	}
+	rec, err := decodeRecord(key, data)
+	switch {
+	case err != nil:
+		e.Foreign = err.Error()
+	case (rec.Event == Released || rec.Event == Expired) != e.Tombstone:
+		e.Foreign = "its event and its KV-Operation disagree"
+	default:
+		e.Record = rec
+	}
+	return e, ttl
+}
+
+// Put implements Store.
+func (j *js) Put(ctx context.Context, w *Write) (uint64, error) {
+	msg := nats.NewMsg(j.put + w.Key)
+	msg.Data = w.Body
+	msg.Header[headerExpectedStream] = []string{StreamName}
+	msg.Header[headerExpectedLast] = []string{strconv.FormatUint(w.Expect, 10)}
+	msg.Header[headerTTL] = []string{strconv.FormatInt(int64(w.TTL/time.Second), 10) + "s"}
+	msg.Header[headerEvent] = []string{string(w.Event)}
+	if w.Tombstone {
+		msg.Header[headerOperation] = []string{operationPurge}
+	}
+	reply, err := j.nc.RequestMsgWithContext(ctx, msg)
+	switch {
+	case err == nil:
+	case errors.Is(err, nats.ErrNoResponders),
+		errors.Is(err, nats.ErrReconnectBufExceeded),
+		errors.Is(err, nats.ErrConnectionClosed),
+		errors.Is(err, nats.ErrConnectionDraining),
+		errors.Is(err, nats.ErrMaxPayload):
+		return 0, notStored(err)
+	default:
+		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, err)
+	}
+	var ack struct {
+		Stream string    `json:"stream"`
+		Seq    uint64    `json:"seq"`
+		Error  *apiError `json:"error"`
+	}
+	switch err := json.Unmarshal(reply.Data, &ack); {
+	case err != nil:
+		return 0, fmt.Errorf("%w: unreadable ack: %w", ErrNoVerdict, err)
+	case ack.Error == nil && (ack.Stream != StreamName || ack.Seq == 0):
+		return 0, fmt.Errorf("%w: an ack of another stream", ErrNoVerdict)
+	case ack.Error == nil:
+		return ack.Seq, nil
+	}
+	switch code := uint16(ack.Error.ErrorCode); {
+	case code == codeWrongLastSeq || code == codeInFlight:
+		return 0, fmt.Errorf("%w: %w", ErrConflict, ack.Error)
+	case refusals[code]:
+		return 0, notStored(ack.Error)
+	default:
+		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ack.Error)
+	}
+}
+
+// streamInfo is STREAM.INFO as far as the service reads it. The configuration
+// stays raw: the check compares every field, known to this code or not.
+type streamInfo struct {
+	Config  map[string]json.RawMessage `json:"config"`
+	Created time.Time                  `json:"created"`
+	State   struct {
+		FirstSeq uint64 `json:"first_seq"`
+		LastSeq  uint64 `json:"last_seq"`
+		Messages uint64 `json:"messages"`
+	} `json:"state"`
+	Cluster *struct {
+		Leader string `json:"leader"`
+	} `json:"cluster"`
+	Now time.Time `json:"ts"`
+}
+
+// errNoLeader says that a follower answered for a leader that is not there.
+var errNoLeader = fmt.Errorf("%w: the stream has no leader", ErrNoAnswer)
+
+// info reads the stream's state and takes a sample of its leader's clock.
+func (j *js) info(ctx context.Context) (*streamInfo, error) {
+	var si streamInfo
+	sent := time.Now()
+	if err := j.request(ctx, "STREAM.INFO."+StreamName, nil, &si); err != nil {
+		if codeOf(err) == codeStreamNotFound {
+			return nil, fmt.Errorf("%w: %w", ErrNoBucket, err)
+		}
+		return nil, err
+	}
+	if si.Cluster != nil && si.Cluster.Leader == "" || si.Now.IsZero() {
+		return nil, errNoLeader
+	}
+	j.clock.sample(sent, time.Now(), si.Now)
+	return &si, nil
+}
+
+// Now implements Store.
+func (j *js) Now(ctx context.Context) (time.Time, error) {
+	si, err := j.info(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return si.Now, nil
+}
+
+// accountInfo is $JS.API.INFO as far as the service reads it.
+type accountInfo struct {
+	API struct {
+		Level int `json:"level"`
+	} `json:"api"`
+}
+
+func (j *js) account(ctx context.Context) (*accountInfo, error) {
+	var ai accountInfo
+	if err := j.request(ctx, "INFO", nil, &ai); err != nil {
+		return nil, err
+	}
+	j.seen.Store(true)
+	return &ai, nil
+}
+
+// create makes the stream. An existing one with another configuration is
+// codeStreamExists.
+func (j *js) create(ctx context.Context, cfg jetstream.StreamConfig) (*streamInfo, error) {
+	body, err := json.Marshal(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var si streamInfo
+	if err := j.request(ctx, "STREAM.CREATE."+StreamName, body, &si); err != nil {
+		return nil, err
+	}
+	return &si, nil
+}
+
+// lift makes seq the next revision of the bucket by purging everything below:
+// all leases end, without events. It is the cure of a bucket that went back in
+// time, and harmless on an empty one. A seq at or below the last revision ends
+// leases and lifts nothing.
+func (j *js) lift(ctx context.Context, seq uint64) error {
+	var reply struct {
+		Success bool `json:"success"`
+	}
+	body := fmt.Appendf(nil, `{"seq":%d}`, seq)
+	if err := j.request(ctx, "STREAM.PURGE."+StreamName, body, &reply); err != nil {
+		return err
+	}
+	if !reply.Success {
+		return fmt.Errorf("%w: the purge was refused", ErrNoAnswer)
+	}
+	return nil
+}

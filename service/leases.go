@@ -1,0 +1,433 @@
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"log/slog"
+	mrand "math/rand/v2"
+	"time"
+
+	"github.com/leased/leased/service/kinds"
+)
+
+// Lease is what a reply says of a lease.
+type Lease struct {
+	Key        string
+	Holder     string
+	Revision   uint64 // the fence
+	AcquiredAt Timestamp
+	ExpiresAt  Timestamp // advisory: the server's TTL frees the key
+	TTL        time.Duration
+	Left       time.Duration // what is left now, never more than the truth
+	Meta       string
+}
+
+// Result is a call's answer: its kind and the lease (or, for a free key, only
+// the key) it is about. For released and evicted Lease.Revision is the revision
+// that was freed.
+type Result struct {
+	Kind  kinds.Kind
+	Lease Lease
+}
+
+// Guard says what the bucket allows at the moment.
+type Guard interface {
+	// Allow returns a *kinds.Error of kind unsupported or unavailable if
+	// commands like op may not be tried now.
+	Allow(op Op) error
+	// Acked judges a revision that the bucket issued to a write that was sent
+	// when before was the highest fence seen. An error means that the bucket
+	// went back in time and nothing may be granted on this revision.
+	Acked(before, revision uint64) error
+	// Suspect is told of a failure that a look at the bucket may explain.
+	Suspect(err error)
+}
+
+// Observer hears what the service does, for metrics. Its methods must not block.
+type Observer interface {
+	Conflict()             // a write lost a race and the key is looked at again
+	NoVerdict()            // a write got no verdict and is sent again
+	ForwardAttempt(string) // outcome of one attempt, one of the Attempt constants
+	Change(event string)   // a change the view saw: an Event, or "foreign"
+}
+
+// Limits on the time one lease call may take.
+const (
+	callBudget = 4 * time.Second // all tries together
+	tryTimeout = time.Second     // one request to JetStream
+)
+
+// Leases answers the lease calls on one Store.
+type Leases struct {
+	store Store
+	Guard
+	view  *view
+	clock *clock
+	obs   Observer
+	log   *slog.Logger
+
+	reads [64]sharedReads
+	nows  shared[time.Time]
+}
+
+func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger) *Leases {
+	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log}
+}
+
+// Acquire grants the key to holder if nobody holds it (granted), says who does
+// (denied), or repeats the caller's own lease unchanged (granted).
+func (l *Leases) Acquire(ctx context.Context, key, holder string, ttl time.Duration) (Result, error) {
+	return l.run(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl})
+}
+
+// Renew extends the lease to ttl from now (renewed) if holder and revision are
+// the current pair; else the error's kind is lost.
+func (l *Leases) Renew(ctx context.Context, key, holder string, revision uint64, ttl time.Duration) (Result, error) {
+	return l.run(ctx, Command{Op: OpRenew, Key: key, Holder: holder, Revision: revision, TTL: ttl})
+}
+
+// Release frees the key (released) under the same check as Renew.
+func (l *Leases) Release(ctx context.Context, key, holder string, revision uint64) (Result, error) {
+	return l.run(ctx, Command{Op: OpRelease, Key: key, Holder: holder, Revision: revision})
+}
+
+// Owner reads who holds the key (held) or that nobody does (free).
+func (l *Leases) Owner(ctx context.Context, key string) (Result, error) {
+	return l.run(ctx, Command{Op: OpOwner, Key: key})
+}
+
+// run takes one command to its answer: look, decide, write once, and look again
+// if the write lost a race, until there is a true answer or the time is over.
+func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
+	if err := l.Allow(c.Op); err != nil {
+		return Result{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, callBudget, errBudget)
+	defer cancel()
+
+	guess := true
+	for try := 0; ; try++ {
+		var st State
+		var err error
+		guessed := false
+		if guess {
+			st, guessed = l.guess(c)
+			guess = false
+		}
+		if !guessed {
+			if st, err = l.look(ctx, c.Key); err != nil {
+				return Result{}, err
+			}
+		}
+		d := Decide(st, c)
+		switch {
+		case d.Write == nil && guessed:
+			continue // only the leader may answer
+		case d.Write == nil:
+			return l.answer(c, st, d)
+		}
+		res, err := l.write(ctx, c, d)
+		if !errors.Is(err, ErrConflict) {
+			return res, err
+		}
+		l.obs.Conflict()
+		if err := pause(ctx, try); err != nil {
+			return Result{}, callError(ctx, err)
+		}
+	}
+}
+
+// guess proposes the state of c's key from the view, if a write decided on it
+// is as good as one decided on a read: its condition proves the guess right.
+func (l *Leases) guess(c Command) (State, bool) {
+	now := time.Now()
+	s, ok := l.view.get(c.Key, now)
+	switch c.Op {
+	case OpAcquire:
+		if !l.view.fresh(now) {
+			return State{}, false
+		}
+		if !ok {
+			return State{Entry: Entry{Key: c.Key}}, true
+		}
+		if s.Tombstone && s.Unbroken && s.Record != nil {
+			return State{Entry: s.Entry}, true
+		}
+	case OpRenew, OpRelease:
+		if ok && s.Live && s.Revision == c.Revision && s.Record.Holder == c.Holder {
+			return State{Entry: s.Entry}, true
+		}
+	}
+	return State{}, false
+}
+
+// errStale says that a read showed less than this instance has already seen.
+var errStale = errors.New("the stream leader shows an older state than was seen before")
+
+// look reads the key through the leader and finds out whether the lease there
+// is over.
+func (l *Leases) look(ctx context.Context, key string) (State, error) {
+	for try := 0; ; try++ {
+		st, err := l.lookOnce(ctx, key)
+		if err == nil {
+			return st, nil
+		}
+		l.Suspect(err)
+		if errors.Is(err, ErrNoBucket) {
+			return State{}, kinds.Errorf(kinds.Unavailable, "%w", err)
+		}
+		if pause(ctx, try) != nil {
+			return State{}, callError(ctx, err)
+		}
+	}
+}
+
+func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
+	e, err := l.read(ctx, key)
+	if err != nil {
+		return State{}, err
+	}
+	st := State{Entry: e}
+	now := time.Now()
+	known, ok := l.view.get(key, now)
+	switch {
+	case e.Revision == 0:
+		if ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
+			st.Prior = &known.Entry
+		}
+	case !e.isLease():
+	case ok && known.Revision > e.Revision:
+		if known.Live {
+			return State{}, errStale
+		}
+		st.Superseded = true
+	default:
+		if _, hi := l.clock.bounds(now); hi.Before(e.End()) {
+			break
+		}
+		server, err := l.now(ctx)
+		if err != nil {
+			return State{}, err
+		}
+		st.Past = !server.Before(e.End())
+	}
+	return st, nil
+}
+
+// read and now share one request to the leader among callers that ask at the
+// same time; the request begins after each of them asked.
+func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
+	return l.reads[l.view.index(key)].get(key).do(ctx, func() (Entry, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+		defer cancel()
+		return l.store.Get(ctx, key)
+	})
+}
+
+func (l *Leases) now(ctx context.Context) (time.Time, error) {
+	return l.nows.do(ctx, func() (time.Time, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+		defer cancel()
+		return l.store.Now(ctx)
+	})
+}
+
+// write stores what d asks for and makes the reply. ErrConflict means that
+// nothing of it is stored and the key must be looked at again.
+func (l *Leases) write(ctx context.Context, c Command, d Decision) (Result, error) {
+	rec, w := l.compose(c.Key, d.Write)
+	before := l.view.highest.Load()
+	done, err := l.commit(ctx, w)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := l.Acked(before, done.revision); err != nil {
+		return Result{}, l.undo(ctx, c, rec, done, err)
+	}
+	l.view.wrote(c.Key, done.revision, rec, w.Tombstone, w.TTL, done.sent, done.acked)
+	if d.Write.Event != Renewed {
+		l.log.Info("lease "+string(d.Write.Event), "key", c.Key, "holder", rec.Holder, "revision", done.revision, "cause", c.Op.String())
+	}
+	if w.Tombstone {
+		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key, Holder: rec.Holder, Revision: rec.Revision}}, nil
+	}
+	left := rec.TTL() - time.Since(done.sent)
+	if left <= 0 {
+		return Result{}, kinds.Errorf(kinds.Unknown, "the lease was written but its time was over before the verdict came back")
+	}
+	return Result{Kind: d.Kind, Lease: leaseOf(rec, done.revision, left)}, nil
+}
+
+// Slack of stored TTLs, beyond what has to be outlived.
+const (
+	// horizonSlack keeps a message that must outlive its key's horizon a little
+	// longer than that.
+	horizonSlack = 2 * time.Second
+	// tombstoneLife keeps a tombstone in sight of every instance, so that an
+	// expiry is told once and a consumer that was away for a moment sees it.
+	tombstoneLife = 30 * time.Second
+	// horizonBlur is how much later than the new end an old horizon may seem
+	// before it counts: the horizon is an upper bound and the new end a lower
+	// one, and no server comes back from a crash within this time.
+	horizonBlur = 25 * time.Millisecond
+)
+
+// compose makes the record and the conditional message of n.
+func (l *Leases) compose(key string, n *Next) (*Record, *Write) {
+	lo, hi := l.clock.bounds(time.Now())
+	rec := &Record{V: recordVersion, Key: key, Holder: n.Holder, TTLMillis: n.TTL.Milliseconds(), AcquiredAt: n.Tenure, WrittenAt: TimestampOf(lo),
+		Event: n.Event, Nonce: newNonce(), Meta: n.Meta, Previous: n.Previous, Revision: n.Ended, Evicted: n.Evicted}
+	if n.Event == Acquired {
+		rec.AcquiredAt = rec.WrittenAt
+	}
+	w := &Write{Key: key, Expect: n.Expect, Event: n.Event, Nonce: rec.Nonce, TTL: n.TTL}
+	left := n.Horizon.Sub(lo)
+	switch n.Event {
+	case Released, Expired:
+		w.Tombstone = true
+		w.TTL = ceilSecond(max(left, 0) + horizonSlack + tombstoneLife)
+		if left > 0 {
+			rec.Horizon = TimestampOf(n.Horizon.Add(time.Millisecond))
+		}
+	default:
+		if n.Outlives && left > n.TTL+horizonBlur+hi.Sub(lo) {
+			rec.Horizon = TimestampOf(n.Horizon.Add(time.Millisecond))
+			w.TTL = ceilSecond(left + horizonSlack)
+		}
+	}
+	body, err := rec.encode()
+	if err != nil {
+		panic(err) // every member of a record can be encoded
+	}
+	w.Body = body
+	return rec, w
+}
+
+// committed is a stored write: when it was first sent and when it was known.
+type committed struct {
+	revision    uint64
+	sent, acked time.Time
+}
+
+// commit stores w once. After a try without a verdict it repeats the same
+// condition with the same body: success is ours, and a conflict is resolved by
+// reading the key and comparing the nonce.
+func (l *Leases) commit(ctx context.Context, w *Write) (committed, error) {
+	sent := time.Now()
+	open := false // a try without a verdict is out
+	var last error
+	for try := 0; ; try++ {
+		tryCtx, cancel := context.WithTimeout(ctx, tryTimeout)
+		rev, err := l.store.Put(tryCtx, w)
+		cancel()
+		switch {
+		case err == nil:
+			return committed{rev, sent, time.Now()}, nil
+		case errors.Is(err, ErrConflict) && !open:
+			return committed{}, ErrConflict
+		case errors.Is(err, ErrConflict):
+			e, err := l.read(ctx, w.Key)
+			switch {
+			case err != nil:
+				last = err
+			case e.Record != nil && e.Record.Nonce == w.Nonce:
+				return committed{e.Revision, sent, time.Now()}, nil
+			case e.Revision != w.Expect:
+				return committed{}, ErrConflict
+			}
+		case errors.Is(err, ErrNoVerdict):
+			open, last = true, err
+			l.obs.NoVerdict()
+		default:
+			last = err
+		}
+		l.Suspect(last)
+		if errors.Is(last, ErrNoBucket) && !open {
+			return committed{}, kinds.Errorf(kinds.Unavailable, "%w", last)
+		}
+		if pause(ctx, try) != nil {
+			if open {
+				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
+			}
+			return committed{}, callError(ctx, last)
+		}
+	}
+}
+
+// undo takes back a lease that was written into a bucket that went back in
+// time, so that nobody is shown a holder that was never told.
+func (l *Leases) undo(ctx context.Context, c Command, rec *Record, done committed, cause error) error {
+	e := Entry{Key: c.Key, Revision: done.revision, At: done.acked, Record: rec}
+	if c.Op == OpAcquire {
+		_, w := l.compose(c.Key, tombstone(&e, done.revision, Released))
+		if _, err := l.commit(ctx, w); err != nil {
+			return kinds.Errorf(kinds.Unknown, "%w, and the write could not be taken back", cause)
+		}
+		return kinds.Errorf(kinds.Unavailable, "%w", cause)
+	}
+	return kinds.Errorf(kinds.Unknown, "%w", cause)
+}
+
+// answer makes the reply of a decision that needs no write.
+func (l *Leases) answer(c Command, st State, d Decision) (Result, error) {
+	if d.Kind.IsError() {
+		return Result{}, &kinds.Error{Kind: d.Kind, Text: d.Text}
+	}
+	if d.Kind == kinds.Free {
+		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key}}, nil
+	}
+	_, hi := l.clock.bounds(time.Now())
+	return Result{Kind: d.Kind, Lease: leaseOf(st.Record, st.Revision, max(0, st.End().Sub(hi)))}, nil
+}
+
+func leaseOf(r *Record, rev uint64, left time.Duration) Lease {
+	return Lease{Key: r.Key, Holder: r.Holder, Revision: rev, AcquiredAt: r.AcquiredAt, ExpiresAt: r.WrittenAt + Timestamp(r.TTLMillis),
+		TTL: r.TTL(), Left: left, Meta: r.Meta}
+}
+
+// errBudget is the cause of a context whose call took too long, errStopping of
+// one that ended because the service leaves.
+var (
+	errBudget   = errors.New("the time for this call is over")
+	ErrStopping = errors.New("the service is stopping")
+)
+
+// callError is what a call answers when it gave up on err, before it wrote
+// anything.
+func callError(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), ErrStopping) {
+		return kinds.Errorf(kinds.Internal, "%w", ErrStopping)
+	}
+	return kinds.Errorf(kinds.Unavailable, "%w", err)
+}
+
+// pause waits a moment before try+1, longer each time and never the same for
+// two callers; it returns the context's cause once that is over.
+func pause(ctx context.Context, try int) error {
+	limit := time.Millisecond << min(try, 8)
+	t := time.NewTimer(limit/2 + mrand.N(limit/2+1))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// newNonce is 96 random bits.
+func newNonce() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+func ceilSecond(d time.Duration) time.Duration {
+	return (d + time.Second - 1).Truncate(time.Second)
+}
+
+func (o Op) String() string {
+	return [...]string{"acquire", "renew", "release", "owner", "evict", "expire"}[o]
+}

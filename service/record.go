@@ -1,0 +1,151 @@
+package service
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Event names what a stored message did to its key. It is the value of the
+// Dagnats-Lease-Event header and stands in the record too.
+type Event string
+
+// The events of a key's life. Acquired and renewed messages are leases,
+// released and expired messages are tombstones.
+const (
+	Acquired Event = "acquired"
+	Renewed  Event = "renewed"
+	Released Event = "released"
+	Expired  Event = "expired"
+)
+
+// How a lease ended, as Previous tells it.
+const (
+	EndedExpired  = "expired"
+	EndedReleased = "released"
+	EndedEvicted  = "evicted"
+)
+
+// Bounds of a lease's TTL. JetStream truncates a message TTL to whole seconds,
+// so a TTL is a whole number of them.
+const (
+	MinTTL = time.Second
+	MaxTTL = 10 * time.Minute
+)
+
+// recordVersion is the "v" this code writes. A reader takes records up to its
+// own version and ignores members it does not know, so within version 1 members
+// may be added; a record with a higher version is foreign to it.
+const recordVersion = 1
+
+// Record is the body of every message the service stores, and so of every
+// change event. Times are on the NATS server's clock as the writer estimated it
+// just before the write, in milliseconds, never later than the message time.
+type Record struct {
+	V          int       `json:"v"`
+	Key        string    `json:"key"`
+	Holder     string    `json:"holder"`
+	TTLMillis  int64     `json:"ttl_ms"`
+	AcquiredAt Timestamp `json:"acquired_at"` // start of the tenure
+	WrittenAt  Timestamp `json:"written_at"`
+	Event      Event     `json:"event"`
+	// Nonce is random per call: it alone proves, after a write without a
+	// verdict, that a stored message is that write.
+	Nonce string `json:"nonce"`
+	// Horizon is when the last of all earlier revisions of this key is over, if
+	// that is later than this revision's own end (doc.go, "Horizon").
+	Horizon Timestamp `json:"horizon,omitzero"`
+	Meta    string    `json:"meta,omitempty"`
+	// Previous, on acquired, is the lease that ended before this one, when known.
+	Previous *Previous `json:"previous,omitempty"`
+	// Revision, on tombstones, is the revision that ended.
+	Revision uint64 `json:"revision,omitempty"`
+	Evicted  bool   `json:"evicted,omitempty"`
+}
+
+// Previous tells how the lease before an acquired one ended.
+type Previous struct {
+	Holder   string `json:"holder"`
+	Revision uint64 `json:"revision"`
+	Ended    string `json:"ended"`
+}
+
+// TTL is the lease's time to live.
+func (r *Record) TTL() time.Duration { return time.Duration(r.TTLMillis) * time.Millisecond }
+
+// Timestamp is a time in milliseconds since the Unix epoch; 0 is no time. It is
+// written as RFC 3339 in UTC with exactly three decimals.
+type Timestamp int64
+
+// timestampLayout is RFC 3339 with milliseconds.
+const timestampLayout = "2006-01-02T15:04:05.000Z"
+
+// TimestampOf cuts t to milliseconds, downward.
+func TimestampOf(t time.Time) Timestamp { return Timestamp(t.UnixMilli()) }
+
+// Time is the instant as a time.Time in UTC.
+func (t Timestamp) Time() time.Time { return time.UnixMilli(int64(t)).UTC() }
+
+// IsZero says that there is no time.
+func (t Timestamp) IsZero() bool { return t == 0 }
+
+func (t Timestamp) String() string { return t.Time().Format(timestampLayout) }
+
+// MarshalJSON writes the RFC 3339 form.
+func (t Timestamp) MarshalJSON() ([]byte, error) {
+	return t.AppendJSON(make([]byte, 0, len(timestampLayout)+2)), nil
+}
+
+// AppendJSON appends the quoted RFC 3339 form to b.
+func (t Timestamp) AppendJSON(b []byte) []byte {
+	b = append(b, '"')
+	b = t.Time().AppendFormat(b, timestampLayout)
+	return append(b, '"')
+}
+
+// UnmarshalJSON reads any RFC 3339 time.
+func (t *Timestamp) UnmarshalJSON(b []byte) error {
+	if len(b) < 2 || b[0] != '"' {
+		return fmt.Errorf("a time must be a string")
+	}
+	v, err := time.Parse(time.RFC3339, string(b[1:len(b)-1]))
+	if err != nil {
+		return err
+	}
+	*t = TimestampOf(v)
+	return nil
+}
+
+// encode gives the stored form.
+func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }
+
+// errForeign says that a message under the bucket is not one of ours.
+var errForeign = errors.New("not a record of this service")
+
+// decodeRecord reads the stored form of key's record and refuses whatever this
+// service cannot have written.
+func decodeRecord(key string, data []byte) (*Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("%w: %v", errForeign, err)
+	}
+	switch {
+	case r.V < 1 || r.V > recordVersion:
+		return nil, fmt.Errorf("%w: version %d, this instance reads up to %d", errForeign, r.V, recordVersion)
+	case r.Key != key:
+		return nil, fmt.Errorf("%w: it names another key", errForeign)
+	case r.Holder == "" && !r.Evicted || r.Nonce == "" || r.AcquiredAt == 0 && !r.Evicted || r.WrittenAt == 0:
+		return nil, fmt.Errorf("%w: a member is missing", errForeign)
+	}
+	switch r.Event {
+	case Acquired, Renewed:
+		if r.TTL() < MinTTL || r.TTL() > MaxTTL {
+			return nil, fmt.Errorf("%w: ttl_ms %d is out of bounds", errForeign, r.TTLMillis)
+		}
+	case Released, Expired:
+	default:
+		return nil, fmt.Errorf("%w: unknown event", errForeign)
+	}
+	return &r, nil
+}

@@ -1,0 +1,440 @@
+package service
+
+import (
+	"container/heap"
+	"hash/maphash"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// view is what this instance knows of every key: its own acknowledged writes
+// and what a consumer of the bucket delivered, nothing else. A revision is
+// immutable, so what stands here about a revision is true for ever; whether it
+// is still the key's last one, only the store can tell.
+//
+// The view also times the ends: nothing in NATS announces that a TTL ran out.
+type view struct {
+	clock *clock
+	start time.Time // origin of the local monotonic times below
+	seed  maphash.Seed
+
+	// epoch counts the consumers. What an older consumer delivered may have
+	// been followed by messages nobody saw; such an item is true but may not be
+	// used to say that nothing came after it.
+	epoch    atomic.Uint32
+	complete atomic.Bool  // the current consumer has delivered all there was
+	alive    atomic.Int64 // local time of its last sign of life
+	held     atomic.Int64
+	highest  atomic.Uint64 // the highest fence ever seen, over all buckets
+
+	// changed is called after a key's item changed, outside all locks.
+	changed func(key string, free bool)
+
+	shards [64]shard
+}
+
+type shard struct {
+	mu    sync.Mutex
+	items map[string]*item
+	due   dueHeap
+}
+
+// item is one key's last seen revision, compact: there may be millions.
+type item struct {
+	holder, meta string
+	rev          uint64
+	ended        uint64 // tombstones: the revision that ended
+	at           int64  // message time, ns on the server's clock; upper bound unless exact
+	safe         int64  // local time before which the lease is certainly not over
+	over         int64  // local time at which it is over unless clocks stepped
+	next         int64  // local time of the next thing to do
+	sched        int64  // the heap element that stands for next; others are stale
+	acquired     Timestamp
+	written      Timestamp
+	horizon      Timestamp
+	ttl          int32 // ms
+	epoch        uint32
+	event        Event
+	flags        uint8
+}
+
+const (
+	flagTomb    = 1 << iota
+	flagForeign // not ours: no record
+	flagEvicted
+	flagOwn     // this instance wrote it
+	flagCounted // counted in held
+	flagTelling // an expired event is being written
+)
+
+func (i *item) is(f uint8) bool { return i.flags&f != 0 }
+
+func (i *item) isLease() bool { return i.flags&(flagTomb|flagForeign) == 0 }
+
+// entry rebuilds what a reader would have seen.
+func (i *item) entry(key string) Entry {
+	e := Entry{Key: key, Revision: i.rev, At: time.Unix(0, i.at), Tombstone: i.is(flagTomb)}
+	if i.is(flagForeign) {
+		e.Foreign = errForeign.Error()
+		return e
+	}
+	e.Record = &Record{V: recordVersion, Key: key, Holder: i.holder, TTLMillis: int64(i.ttl), AcquiredAt: i.acquired, WrittenAt: i.written,
+		Event: i.event, Horizon: i.horizon, Meta: i.meta, Revision: i.ended, Evicted: i.is(flagEvicted)}
+	return e
+}
+
+func newView(c *clock, changed func(key string, free bool)) *view {
+	v := &view{clock: c, start: time.Now(), seed: maphash.MakeSeed(), changed: changed}
+	for i := range v.shards {
+		v.shards[i].items = make(map[string]*item)
+	}
+	return v
+}
+
+// local is now as nanoseconds of the monotonic clock.
+func (v *view) local(now time.Time) int64 { return int64(now.Sub(v.start)) }
+
+func (v *view) index(key string) int {
+	return int(maphash.String(v.seed, key) % uint64(len(v.shards)))
+}
+
+func (v *view) shard(key string) *shard { return &v.shards[v.index(key)] }
+
+// seen is one key's state as the view knows it.
+type seen struct {
+	Entry
+	Unbroken  bool // nothing can have come after it unseen, but for what is on its way
+	Live      bool // a lease that is certainly not over
+	MayBePast bool // a lease whose end may have come
+}
+
+// get tells what is known of key; ok is false when nothing is.
+func (v *view) get(key string, now time.Time) (s seen, ok bool) {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	if it == nil {
+		return seen{}, false
+	}
+	live := it.isLease() && v.local(now) < it.safe
+	return seen{Entry: it.entry(key), Unbroken: it.epoch == v.epoch.Load(), Live: live, MayBePast: it.isLease() && !live}, true
+}
+
+// fresh says that the view is complete and its consumer alive: a key it does
+// not know holds nothing, but for what is on its way.
+func (v *view) fresh(now time.Time) bool {
+	return v.complete.Load() && v.local(now)-v.alive.Load() < int64(viewStale)
+}
+
+// viewStale is how long a silent consumer is still believed to be complete: its
+// heartbeats come every second.
+const viewStale = 2500 * time.Millisecond
+
+// noteFence raises the highest fence seen.
+func (v *view) noteFence(rev uint64) {
+	for {
+		old := v.highest.Load()
+		if rev <= old || v.highest.CompareAndSwap(old, rev) {
+			return
+		}
+	}
+}
+
+// wrote takes over a write of this instance: sent is when it was first sent,
+// acked when the ack came.
+func (v *view) wrote(key string, rev uint64, rec *Record, tomb bool, ttl time.Duration, sent, acked time.Time) {
+	v.noteFence(rev)
+	_, hi := v.clock.bounds(acked)
+	it := &item{rev: rev, at: hi.UnixNano(), epoch: v.epoch.Load(), flags: flagOwn}
+	it.take(rec, tomb)
+	it.safe = v.local(sent) + int64(rec.TTL())
+	it.over = v.local(acked) + int64(rec.TTL())
+	if tomb {
+		it.over = v.local(acked) + int64(ttl)
+	}
+	v.put(key, it)
+}
+
+// delivered takes over a message of the bucket's consumer of the given epoch.
+// ttl is its Nats-TTL, 0 when it has none.
+func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time) {
+	v.noteFence(e.Revision)
+	lo, hi := v.clock.bounds(now)
+	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch}
+	if e.Record != nil {
+		it.take(e.Record, e.Tombstone)
+		ttl = max(ttl, e.Record.TTL())
+		if !e.Tombstone {
+			ttl = e.Record.TTL()
+		}
+	} else {
+		it.flags |= flagForeign
+		if e.Tombstone {
+			it.flags |= flagTomb
+		}
+		if ttl == 0 {
+			ttl = MaxTTL // looked at again then
+		}
+	}
+	end := e.At.Add(ttl)
+	it.safe = v.local(now) + int64(end.Sub(hi))
+	it.over = v.local(now) + int64(end.Sub(lo))
+	v.put(e.Key, it)
+}
+
+func (i *item) take(r *Record, tomb bool) {
+	i.holder, i.meta, i.ended = r.Holder, r.Meta, r.Revision
+	i.acquired, i.written, i.horizon, i.ttl, i.event = r.AcquiredAt, r.WrittenAt, r.Horizon, int32(r.TTLMillis), r.Event
+	if tomb {
+		i.flags |= flagTomb
+	}
+	if r.Evicted {
+		i.flags |= flagEvicted
+	}
+}
+
+func (v *view) put(key string, it *item) {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	old := sh.items[key]
+	switch {
+	case old == nil:
+	case old.rev > it.rev:
+		sh.mu.Unlock()
+		return
+	case old.rev == it.rev:
+		// The same message again, from the consumer: its exact time, and proof
+		// that it still was the last one when this consumer came to it.
+		old.epoch = max(old.epoch, it.epoch)
+		if !it.is(flagOwn) {
+			old.at = it.at
+		}
+		sh.mu.Unlock()
+		return
+	}
+	it.next = it.over
+	if it.isLease() {
+		it.flags |= flagCounted
+		if old == nil || !old.is(flagCounted) {
+			v.held.Add(1)
+		}
+	} else if old != nil && old.is(flagCounted) {
+		v.held.Add(-1)
+	}
+	sh.items[key] = it
+	// One heap element stands for a key; when it comes up too early it is put
+	// back, so a renewal costs nothing here. Only an end that moved forward needs
+	// an element of its own.
+	if old != nil && old.sched <= it.next {
+		it.sched = old.sched
+	} else {
+		sh.schedule(key, it)
+	}
+	sh.mu.Unlock()
+	if v.changed != nil {
+		v.changed(key, !it.isLease())
+	}
+}
+
+// restart begins a new epoch: the consumer is gone and what follows may have
+// been missed. It returns the epoch of the next consumer.
+func (v *view) restart() uint32 {
+	v.complete.Store(false)
+	return v.epoch.Add(1)
+}
+
+// completed says that the consumer of epoch has delivered all there was. What no
+// consumer of this epoch confirmed is no longer in the bucket.
+func (v *view) completed(epoch uint32) {
+	for i := range v.shards {
+		sh := &v.shards[i]
+		sh.mu.Lock()
+		for key, it := range sh.items {
+			if it.epoch >= epoch {
+				continue
+			}
+			if it.is(flagCounted) {
+				v.held.Add(-1)
+			}
+			delete(sh.items, key)
+		}
+		sh.mu.Unlock()
+	}
+	if v.epoch.Load() == epoch {
+		v.complete.Store(true)
+	}
+}
+
+// forget drops everything: the bucket it was about is gone.
+func (v *view) forget() {
+	for i := range v.shards {
+		sh := &v.shards[i]
+		sh.mu.Lock()
+		sh.items, sh.due = make(map[string]*item), nil
+		sh.mu.Unlock()
+	}
+	v.held.Store(0)
+}
+
+// lastEnd is the local time at which the last known lease is over, the zero
+// time when no lease is known.
+func (v *view) lastEnd() time.Time {
+	var last int64
+	for i := range v.shards {
+		sh := &v.shards[i]
+		sh.mu.Lock()
+		for _, it := range sh.items {
+			if it.isLease() {
+				last = max(last, it.over)
+			}
+		}
+		sh.mu.Unlock()
+	}
+	if last == 0 {
+		return time.Time{}
+	}
+	return v.start.Add(time.Duration(last))
+}
+
+// each calls f for every lease that is not known to be over, in no order, until
+// f returns false. It does not hold a lock while f runs.
+func (v *view) each(now time.Time, f func(Entry) bool) {
+	local := v.local(now)
+	var batch []Entry
+	for i := range v.shards {
+		sh := &v.shards[i]
+		batch = batch[:0]
+		sh.mu.Lock()
+		for key, it := range sh.items {
+			if it.isLease() && local < it.over {
+				batch = append(batch, it.entry(key))
+			}
+		}
+		sh.mu.Unlock()
+		for _, e := range batch {
+			if !f(e) {
+				return
+			}
+		}
+	}
+}
+
+// Expiry in the view: the stages an ended lease goes through.
+const (
+	// An own lease whose removal the server times: it sweeps up to 0.3 s late.
+	tellOwn = 350 * time.Millisecond
+	// An own lease that the service ends, because its message outlives it.
+	endOwn = 100 * time.Millisecond
+	// Other instances wait, so that the last writer comes first, and not all at
+	// the same moment.
+	tellOthers = time.Second
+	tellSpread = time.Second
+	// Nobody tells an expiry later than this: the tombstone of an instance that
+	// did may be gone by 32 s, and with it the proof that it was told.
+	tellUntil = 20 * time.Second
+)
+
+// ended is a lease that ran out and that nobody has told yet, as far as known.
+type ended struct {
+	Entry
+	Extended bool // its message outlives it: the service has to end it
+}
+
+// expire moves every item forward whose time has come and returns the leases
+// whose end is to be told now.
+func (v *view) expire(now time.Time) (tell []ended) {
+	local, fresh, epoch := v.local(now), v.fresh(now), v.epoch.Load()
+	for i := range v.shards {
+		sh := &v.shards[i]
+		sh.mu.Lock()
+		for len(sh.due) > 0 && sh.due[0].at <= local {
+			d := heap.Pop(&sh.due).(dueItem)
+			it := sh.items[d.key]
+			if it == nil || it.sched != d.at {
+				continue
+			}
+			if it.next > local {
+				sh.schedule(d.key, it)
+				continue
+			}
+			if it.is(flagCounted) {
+				it.flags &^= flagCounted
+				v.held.Add(-1)
+			}
+			switch {
+			case !it.isLease(), local > it.over+int64(tellUntil):
+				delete(sh.items, d.key)
+				continue
+			case it.next == it.over: // just ended
+				it.next = it.over + int64(it.tellAfter())
+			case it.is(flagTelling):
+				it.next = local + int64(tellSpread)
+			case !fresh || it.epoch != epoch:
+				it.next = local + int64(tellSpread/2)
+			default:
+				it.flags |= flagTelling
+				it.next = local + int64(tellSpread)
+				tell = append(tell, ended{it.entry(d.key), it.horizon != 0})
+			}
+			sh.schedule(d.key, it)
+		}
+		sh.mu.Unlock()
+	}
+	return tell
+}
+
+func (s *shard) schedule(key string, it *item) {
+	it.sched = it.next
+	heap.Push(&s.due, dueItem{it.next, key})
+}
+
+func (i *item) tellAfter() time.Duration {
+	switch {
+	case i.is(flagOwn) && i.horizon != 0:
+		return endOwn
+	case i.is(flagOwn):
+		return tellOwn
+	default:
+		return tellOthers + rand.N(tellSpread)
+	}
+}
+
+// told reports how writing an expired event ended: done means that there is
+// nothing left to tell.
+func (v *view) told(key string, rev uint64, done bool) {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	if it == nil || it.rev != rev {
+		return
+	}
+	it.flags &^= flagTelling
+	if done {
+		it.next = it.over + int64(tellUntil) + 1 // kept until then as the key's past
+	}
+}
+
+// dueHeap orders keys by the local time at which something is to be done.
+type dueHeap []dueItem
+
+type dueItem struct {
+	at  int64
+	key string
+}
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h dueHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *dueHeap) Push(x any)        { *h = append(*h, x.(dueItem)) }
+func (h *dueHeap) Pop() any {
+	old := *h
+	n := len(old) - 1
+	x := old[n]
+	old[n] = dueItem{}
+	*h = old[:n]
+	return x
+}

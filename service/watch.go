@@ -1,0 +1,191 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// The consumer that fills the view: ephemeral, in memory, one per instance,
+// delivering every key's last message and then everything that follows.
+const (
+	watchHeartbeat = time.Second
+	// watchSilence is how long a consumer may say nothing before it is taken for
+	// dead: three heartbeats and a half.
+	watchSilence = 3500 * time.Millisecond
+	// watchLinger is how long the server keeps the consumer of an instance that
+	// vanished.
+	watchLinger = 10 * time.Second
+)
+
+// watcher keeps the view fed. Each consumer is one epoch of the view; when one
+// fails, or may have missed something, the next one starts from the beginning.
+type watcher struct {
+	js   *js
+	view *view
+	obs  Observer
+	log  *slog.Logger
+	name string // consumer name without the epoch
+}
+
+// run follows the bucket until ctx is done. ready is asked before each attempt:
+// there is no point in watching a bucket that is not there.
+func (w *watcher) run(ctx context.Context, ready func() bool, reset <-chan struct{}) {
+	backoff := 100 * time.Millisecond
+	for ctx.Err() == nil {
+		if ready() {
+			began := time.Now()
+			err := w.follow(ctx, reset)
+			if ctx.Err() != nil {
+				return
+			}
+			if time.Since(began) > 10*time.Second {
+				backoff = 100 * time.Millisecond
+			}
+			w.log.Debug("the watch on the bucket starts again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff/2 + rand.N(backoff)):
+		}
+		backoff = min(2*backoff, 3*time.Second)
+	}
+}
+
+// follow runs one consumer until it fails.
+func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
+	epoch := w.view.restart()
+	for len(reset) > 0 {
+		<-reset
+	}
+	inbox := w.js.nc.NewInbox()
+	msgs := make(chan *nats.Msg, 64*1024)
+	sub, err := w.js.nc.ChanSubscribe(inbox, msgs)
+	if err != nil {
+		return err
+	}
+	defer sub.Unsubscribe()
+	name := w.name + "-" + strconv.FormatUint(uint64(epoch), 10)
+	pending, err := w.create(ctx, name, inbox)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+		defer cancel()
+		var out struct{}
+		_ = w.js.request(ctx, "CONSUMER.DELETE."+StreamName+"."+name, nil, &out) // it dies of itself too
+	}()
+	w.view.alive.Store(w.view.local(time.Now()))
+	if pending == 0 {
+		w.view.completed(epoch)
+	}
+	silence := time.NewTicker(watchHeartbeat / 2)
+	defer silence.Stop()
+	var last uint64 // consumer sequence
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-reset:
+			return fmt.Errorf("reset")
+		case <-silence.C:
+			if w.view.local(time.Now())-w.view.alive.Load() > int64(watchSilence) {
+				return fmt.Errorf("the consumer is silent")
+			}
+		case msg := <-msgs:
+			now := time.Now()
+			w.view.alive.Store(w.view.local(now))
+			if msg.Header.Get("Status") != "" && len(msg.Data) == 0 {
+				if err := w.status(msg, last); err != nil {
+					return err
+				}
+				continue
+			}
+			meta, err := msg.Metadata()
+			if err != nil {
+				return err
+			}
+			if meta.Sequence.Consumer != last+1 {
+				return fmt.Errorf("message %d of the consumer follows %d", meta.Sequence.Consumer, last)
+			}
+			last = meta.Sequence.Consumer
+			key := strings.TrimPrefix(msg.Subject, SubjectPrefix)
+			e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
+			if w.view.complete.Load() {
+				w.observe(&e)
+			}
+			w.view.delivered(e, ttl, epoch, now)
+			if meta.NumPending == 0 && !w.view.complete.Load() {
+				w.view.completed(epoch)
+			}
+		}
+	}
+}
+
+// observe counts a change.
+func (w *watcher) observe(e *Entry) {
+	if e.Record == nil {
+		w.obs.Change("foreign")
+		w.log.Warn("a message in the bucket was not written by this service", "key", e.Key, "revision", e.Revision, "reason", e.Foreign)
+		return
+	}
+	w.obs.Change(string(e.Record.Event))
+}
+
+// status handles heartbeats and flow control.
+func (w *watcher) status(msg *nats.Msg, last uint64) error {
+	if msg.Reply != "" { // flow control: everything before it has been handled
+		return msg.Respond(nil)
+	}
+	if stalled := msg.Header.Get("Nats-Consumer-Stalled"); stalled != "" {
+		return w.js.nc.Publish(stalled, nil)
+	}
+	if sent := msg.Header.Get("Nats-Last-Consumer"); sent != "" {
+		if n, err := strconv.ParseUint(sent, 10, 64); err == nil && n != last {
+			return fmt.Errorf("the consumer is at %d, %d arrived", n, last)
+		}
+	}
+	return nil
+}
+
+// create makes the consumer and tells how many messages wait for it.
+func (w *watcher) create(ctx context.Context, name, inbox string) (pending uint64, err error) {
+	req := map[string]any{
+		"stream_name": StreamName,
+		"config": map[string]any{
+			"name":               name,
+			"deliver_subject":    inbox,
+			"deliver_policy":     "all",
+			"ack_policy":         "none",
+			"replay_policy":      "instant",
+			"mem_storage":        true,
+			"num_replicas":       1,
+			"flow_control":       true,
+			"idle_heartbeat":     watchHeartbeat,
+			"inactive_threshold": watchLinger,
+			"metadata":           map[string]string{"leased": "view"},
+		},
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return 0, err
+	}
+	var reply struct {
+		NumPending uint64 `json:"num_pending"`
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := w.js.request(ctx, "CONSUMER.CREATE."+StreamName+"."+name, body, &reply); err != nil {
+		return 0, err
+	}
+	return reply.NumPending, nil
+}
