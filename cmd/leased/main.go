@@ -1,0 +1,78 @@
+// Command leased is a lease service over NATS: leader election, shard ownership
+// and requests to whoever holds a key, for any program that speaks NATS.
+//
+//	leased serve      answer lease calls, with a NATS server inside or beside
+//	leased version    say what this binary is made of
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/leased/leased"
+)
+
+// commands is the command line: one field and one file a command.
+type commands struct {
+	Serve   serveCmd   `cmd:"" help:"Answer lease calls on NATS."`
+	Version versionCmd `cmd:"" help:"Say what this binary is made of."`
+}
+
+const description = `Leases over NATS: a key that one holder owns for a bounded time.
+
+Replicas of a service elect a leader or split work by asking api.leases.acquire,
+renew, release, owner and forward over plain NATS request/reply. "leased serve"
+answers those calls; it needs nothing else on the machine.`
+
+func main() {
+	os.Exit(run(os.Args[1:]))
+}
+
+// run is the program: it parses args, runs the command they name and returns
+// the exit code. Errors go to stderr.
+func run(args []string) int {
+	parser, err := newParser(&commands{})
+	if err != nil {
+		panic(err) // a tag of a command's flags is wrong
+	}
+	command, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "leased: %v\nTry \"leased --help\" or \"leased COMMAND --help\".\n", err)
+		return exitUsage
+	}
+	if err := command.Run(); err != nil {
+		fmt.Fprintf(os.Stderr, "leased: %v\n", err)
+		return exitCode(err)
+	}
+	return exitOK
+}
+
+func newParser(c *commands) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("leased"),
+		kong.Description(description),
+		kong.Vars{"apiPrefix": leased.DefaultAPIPrefix, "eventPrefix": leased.DefaultEventPrefix},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "embedded", Title: "The NATS server inside:"},
+			{Key: "connection", Title: "A NATS that runs already (flags and environment as the nats CLI has them):"},
+			{Key: "service", Title: "The service:"},
+			{Key: "http", Title: "Metrics and health:"},
+			{Key: "logs", Title: "Logs:"},
+		}),
+	)
+}
+
+// given tells which flags stand on the command line, as opposed to those that
+// have their value from the environment or by default.
+func given(command *kong.Context) map[string]bool {
+	flags := map[string]bool{}
+	for _, p := range command.Path {
+		if p.Flag != nil && !p.Resolved {
+			flags[p.Flag.Name] = true
+		}
+	}
+	return flags
+}
