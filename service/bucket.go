@@ -50,7 +50,14 @@ type Health struct {
 	Version  string   // of the stream leader, "" when unknown
 	LastSeq  uint64
 	Checked  time.Time // last look that got an answer
+	// Until, on an unavailable bucket that was sound before: calls are still
+	// tried until then, because a leader is usually back within a moment.
+	Until time.Time
 }
+
+// grace is how long calls go on being tried against a sound bucket that stopped
+// answering. It is less than a call's own budget.
+const grace = 3 * time.Second
 
 // keeper makes, checks and distrusts the bucket. It implements Guard.
 type keeper struct {
@@ -68,9 +75,10 @@ type keeper struct {
 	once   sync.Once
 
 	// The rest belongs to the goroutine of run.
-	asked     bool      // peers have been asked
-	created   time.Time // creation time of the bucket last seen
+	asked     bool // peers have been asked
 	holdUntil time.Time
+
+	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
 }
 
 const (
@@ -96,6 +104,10 @@ func (k *keeper) Allow(op Op) error {
 		return nil
 	case Unsupported:
 		return kinds.Errorf(kinds.Unsupported, "%s", h.Reason)
+	case Unavailable:
+		if time.Now().Before(h.Until) {
+			return nil
+		}
 	case Distrusted, Waiting:
 		if op != OpAcquire && op != OpRenew {
 			return nil
@@ -106,11 +118,27 @@ func (k *keeper) Allow(op Op) error {
 
 // Acked implements Guard.
 func (k *keeper) Acked(before, revision uint64) error {
-	if revision > before {
+	if revision > before && (revision-before < leap || k.sameBucket()) {
 		return nil
 	}
 	k.look()
+	if revision > before {
+		return errors.New("the bucket was deleted and made again")
+	}
 	return fmt.Errorf("the bucket went back in time: it issued revision %d after %d", revision, before)
+}
+
+// leap is a rise of the revision over the highest one seen that deserves a look:
+// a bucket made anew starts at the present microsecond, so its first revision is
+// far above what its predecessor issued last.
+const leap = 5000
+
+// sameBucket asks whether the bucket is the one that was inspected last.
+func (k *keeper) sameBucket() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+	defer cancel()
+	si, err := k.js.info(ctx)
+	return err == nil && si.Created.UnixNano() == k.created.Load()
 }
 
 // Suspect implements Guard.
@@ -191,8 +219,8 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	}
 	si, err := k.js.info(ctx)
 	if errors.Is(err, ErrNoBucket) {
-		if !k.created.IsZero() {
-			k.replaced(time.Time{})
+		if k.created.Load() != 0 {
+			k.replaced(0)
 			k.health.Store(&Health{Verdict: Missing, Reason: "the bucket was deleted"})
 		}
 		if err := k.make(ctx, ai.API.Level); err != nil && codeOf(err) != codeStreamExists {
@@ -213,7 +241,11 @@ func (k *keeper) noAnswer(reason string) *Health {
 	if old.Verdict == Unsupported {
 		return nil
 	}
-	return &Health{Verdict: Unavailable, Reason: reason, Warnings: old.Warnings, Version: old.Version, LastSeq: old.LastSeq, Checked: old.Checked}
+	h := &Health{Verdict: Unavailable, Reason: reason, Warnings: old.Warnings, Version: old.Version, LastSeq: old.LastSeq, Checked: old.Checked, Until: old.Until}
+	if old.Verdict == Sound {
+		h.Until = time.Now().Add(grace)
+	}
+	return h
 }
 
 // inspect judges a bucket that is there.
@@ -232,10 +264,10 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 		h.Verdict, h.Reason = Misconfigured, "the bucket's configuration is not ours: "+strings.Join(forbidden, "; ")
 		return h
 	}
-	if !k.created.IsZero() && !si.Created.Equal(k.created) {
-		k.replaced(si.Created)
+	if was := k.created.Load(); was != 0 && was != si.Created.UnixNano() {
+		k.replaced(si.Created.UnixNano())
 	}
-	k.created = si.Created
+	k.created.Store(si.Created.UnixNano())
 
 	highest := k.view.highest.Load()
 	switch born := uint64(si.Created.Add(-createdSlack).UnixMicro()); {
@@ -268,11 +300,11 @@ func (k *keeper) rechecked(highest uint64) bool {
 
 // replaced is called when the bucket is gone or another one: what it held may
 // still be believed in by its holders until it is over.
-func (k *keeper) replaced(created time.Time) {
+func (k *keeper) replaced(created int64) {
 	if end := k.view.lastEnd(); end.After(k.holdUntil) {
 		k.holdUntil = end
 	}
-	k.created = created
+	k.created.Store(created)
 	k.view.forget()
 	k.restart()
 }

@@ -243,7 +243,7 @@ func (l *Leases) write(ctx context.Context, c Command, d Decision) (Result, erro
 	if err != nil {
 		return Result{}, err
 	}
-	if err := l.Acked(before, done.revision); err != nil {
+	if err := l.Acked(before, done.revision); err != nil && !w.Tombstone {
 		return Result{}, l.undo(ctx, c, rec, done, err)
 	}
 	l.view.wrote(c.Key, done.revision, rec, w.Tombstone, w.TTL, done.sent, done.acked)

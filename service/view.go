@@ -143,6 +143,23 @@ func (v *view) noteFence(rev uint64) {
 	}
 }
 
+// confirm takes over a consumer's message of a revision that is known already,
+// and reports whether it was: then nothing of its body is needed.
+func (v *view) confirm(key string, rev uint64, at time.Time, epoch uint32) bool {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	if it == nil || it.rev < rev {
+		return false
+	}
+	if it.rev == rev {
+		it.epoch = max(it.epoch, epoch)
+		it.at = at.UnixNano()
+	}
+	return true
+}
+
 // wrote takes over a write of this instance: sent is when it was first sent,
 // acked when the ack came.
 func (v *view) wrote(key string, rev uint64, rec *Record, tomb bool, ttl time.Duration, sent, acked time.Time) {
@@ -206,11 +223,13 @@ func (v *view) put(key string, it *item) {
 		sh.mu.Unlock()
 		return
 	case old.rev == it.rev:
-		// The same message again, from the consumer: its exact time, and proof
-		// that it still was the last one when this consumer came to it.
+		// The same message from both sides, consumer and ack, in either order.
 		old.epoch = max(old.epoch, it.epoch)
-		if !it.is(flagOwn) {
-			old.at = it.at
+		old.safe = max(old.safe, it.safe) // both are lower bounds
+		if it.is(flagOwn) {
+			old.flags |= flagOwn
+		} else {
+			old.at = it.at // the exact time
 		}
 		sh.mu.Unlock()
 		return

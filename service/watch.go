@@ -119,11 +119,13 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 			}
 			last = meta.Sequence.Consumer
 			key := strings.TrimPrefix(msg.Subject, SubjectPrefix)
-			e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
 			if w.view.complete.Load() {
-				w.observe(&e)
+				w.observe(key, meta.Sequence.Stream, msg)
 			}
-			w.view.delivered(e, ttl, epoch, now)
+			if !w.view.confirm(key, meta.Sequence.Stream, meta.Timestamp, epoch) {
+				e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
+				w.view.delivered(e, ttl, epoch, now)
+			}
 			if meta.NumPending == 0 && !w.view.complete.Load() {
 				w.view.completed(epoch)
 			}
@@ -132,13 +134,13 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 }
 
 // observe counts a change.
-func (w *watcher) observe(e *Entry) {
-	if e.Record == nil {
-		w.obs.Change("foreign")
-		w.log.Warn("a message in the bucket was not written by this service", "key", e.Key, "revision", e.Revision, "reason", e.Foreign)
-		return
+func (w *watcher) observe(key string, rev uint64, msg *nats.Msg) {
+	event := msg.Header.Get(headerEvent)
+	if event == "" {
+		event = "foreign"
+		w.log.Warn("a message in the bucket was not written by this service", "key", key, "revision", rev)
 	}
-	w.obs.Change(string(e.Record.Event))
+	w.obs.Change(event)
 }
 
 // status handles heartbeats and flow control.
