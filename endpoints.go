@@ -51,7 +51,7 @@ var table = []Row{
 		Does:  "Grants a key to a holder for ttl_ms if nobody holds it; says who holds it otherwise; returns the caller's own lease unchanged.",
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Acquire(ctx, r.Key, r.Holder, r.TTL))
+			return leaseAnswer(s.leases.Acquire(ctx, r.Key, r.Holder, r.TTL, ""))
 		},
 	},
 	{

@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
+
+	"github.com/leased/leased/service/kinds"
 )
 
 // Options of an Instance.
@@ -94,6 +96,21 @@ func (i *Instance) Health() Health { return *i.keeper.health.Load() }
 
 // Viewing says whether the view of the bucket is complete and its consumer alive.
 func (i *Instance) Viewing() bool { return i.view.fresh(time.Now()) }
+
+// List returns a page of the leases this instance sees, by key: those whose key
+// begins with prefix and, if holder is not empty, that holder has, with keys
+// above after, at most limit. more says that the page is not the last.
+func (i *Instance) List(prefix, holder, after string, limit int) (leases []Lease, more bool, err error) {
+	if err := i.Allow(OpOwner); err != nil {
+		return nil, false, err
+	}
+	now := time.Now()
+	if !i.view.fresh(now) {
+		return nil, false, kinds.Errorf(kinds.Unavailable, "this instance has not seen the whole bucket yet")
+	}
+	leases, more = i.view.page(now, prefix, holder, after, limit)
+	return leases, more, nil
+}
 
 // Held is how many leases the view knows that are not over.
 func (i *Instance) Held() int64 { return i.view.held.Load() }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	mrand "math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/leased/leased/service/kinds"
@@ -70,16 +71,23 @@ type Leases struct {
 
 	reads [64]sharedReads
 	nows  shared[time.Time]
+
+	waiters *waiters
+	leave   sync.Once
+	leaving chan struct{} // closed when the service leaves
 }
 
 func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger) *Leases {
-	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log}
+	w := newWaiters(v)
+	v.changed = w.changed
+	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, waiters: w, leaving: make(chan struct{})}
 }
 
 // Acquire grants the key to holder if nobody holds it (granted), says who does
 // (denied), or repeats the caller's own lease unchanged (granted).
-func (l *Leases) Acquire(ctx context.Context, key, holder string, ttl time.Duration) (Result, error) {
-	return l.run(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl})
+// meta is a text of the holder's that is shown with the lease.
+func (l *Leases) Acquire(ctx context.Context, key, holder string, ttl time.Duration, meta string) (Result, error) {
+	return l.run(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta})
 }
 
 // Renew extends the lease to ttl from now (renewed) if holder and revision are
@@ -91,6 +99,12 @@ func (l *Leases) Renew(ctx context.Context, key, holder string, revision uint64,
 // Release frees the key (released) under the same check as Renew.
 func (l *Leases) Release(ctx context.Context, key, holder string, revision uint64) (Result, error) {
 	return l.run(ctx, Command{Op: OpRelease, Key: key, Holder: holder, Revision: revision})
+}
+
+// Evict frees the key whoever holds it (evicted) if revision is the current one,
+// records that this service did not write included.
+func (l *Leases) Evict(ctx context.Context, key string, revision uint64) (Result, error) {
+	return l.run(ctx, Command{Op: OpEvict, Key: key, Revision: revision})
 }
 
 // Owner reads who holds the key (held) or that nobody does (free).

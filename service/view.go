@@ -4,6 +4,8 @@ import (
 	"container/heap"
 	"hash/maphash"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -121,6 +123,19 @@ func (v *view) get(key string, now time.Time) (s seen, ok bool) {
 	}
 	live := it.isLease() && v.local(now) < it.safe
 	return seen{Entry: it.entry(key), Unbroken: it.epoch == v.epoch.Load(), Live: live, MayBePast: it.isLease() && !live}, true
+}
+
+// left is a lower bound of what is left of key's lease, 0 when the view knows
+// of none.
+func (v *view) left(key string, now time.Time) time.Duration {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	if it == nil || !it.isLease() {
+		return 0
+	}
+	return max(0, time.Duration(it.safe-v.local(now)))
 }
 
 // fresh says that the view is complete and its consumer alive: a key it does
@@ -318,27 +333,51 @@ func (v *view) lastEnd() time.Time {
 	return v.start.Add(time.Duration(last))
 }
 
-// each calls f for every lease that is not known to be over, in no order, until
-// f returns false. It does not hold a lock while f runs.
-func (v *view) each(now time.Time, f func(Entry) bool) {
+// page returns the leases with the smallest keys above after that match and are
+// certainly not over, sorted by key: at most limit of them, and whether there
+// are more.
+func (v *view) page(now time.Time, prefix, holder, after string, limit int) (leases []Lease, more bool) {
 	local := v.local(now)
-	var batch []Entry
+	top := &topKeys{}
 	for i := range v.shards {
 		sh := &v.shards[i]
-		batch = batch[:0]
 		sh.mu.Lock()
 		for key, it := range sh.items {
-			if it.isLease() && local < it.over {
-				batch = append(batch, it.entry(key))
+			switch {
+			case !it.isLease(), local >= it.safe, key <= after, !strings.HasPrefix(key, prefix), holder != "" && it.holder != holder:
+				continue
+			case top.Len() > limit && key >= (*top)[0].Key:
+				continue
+			}
+			e := it.entry(key)
+			heap.Push(top, leaseOf(e.Record, e.Revision, time.Duration(it.safe-local)))
+			if top.Len() > limit+1 {
+				heap.Pop(top)
 			}
 		}
 		sh.mu.Unlock()
-		for _, e := range batch {
-			if !f(e) {
-				return
-			}
-		}
 	}
+	leases = *top
+	slices.SortFunc(leases, func(a, b Lease) int { return strings.Compare(a.Key, b.Key) })
+	if len(leases) > limit {
+		return leases[:limit], true
+	}
+	return leases, false
+}
+
+// topKeys is a heap with the largest key on top.
+type topKeys []Lease
+
+func (t topKeys) Len() int           { return len(t) }
+func (t topKeys) Less(i, j int) bool { return t[i].Key > t[j].Key }
+func (t topKeys) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
+func (t *topKeys) Push(x any)        { *t = append(*t, x.(Lease)) }
+func (t *topKeys) Pop() any {
+	old := *t
+	n := len(old) - 1
+	x := old[n]
+	*t = old[:n]
+	return x
 }
 
 // Expiry in the view: the stages an ended lease goes through.
