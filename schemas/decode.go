@@ -3,13 +3,14 @@ package schemas
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/big"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v5"
@@ -39,7 +40,7 @@ var fields = map[string]func(*Request, any){
 	},
 }
 
-// whole is the value of an integer from 0 to 2^64-1, however it is written, without ever being a float.
+// whole is the value of an integer from 0 to 2^64-1, however it is written. It is never a float on the way.
 func whole(v any) uint64 {
 	literal := string(v.(json.Number))
 	if n, err := strconv.ParseUint(literal, 10, 64); err == nil {
@@ -49,78 +50,9 @@ func whole(v any) uint64 {
 	return r.Num().Uint64()
 }
 
-// node is what the token pass must know of a schema to refuse early what the schema could never accept.
-type node struct {
-	schema  *jsonschema.Schema
-	names   []string         // what an object may have, in the schema's order
-	members map[string]*node // by name; nil where the value is not looked at; a nil map where no object may stand
-	items   *node            // of an array, nil where no array may stand
-}
-
-// requestNode is the node of a request schema, which must keep to what the decoder supports.
-func requestNode(js *jsonschema.Schema) (*node, error) {
-	n, err := newNode(js)
-	if err != nil {
-		return nil, err
-	}
-	if n.members == nil {
-		return nil, errors.New("a request must be an object")
-	}
-	for name, member := range n.members {
-		if member != nil && fields[name] == nil {
-			return nil, fmt.Errorf("no field for member %q", name)
-		}
-	}
-	return n, nil
-}
-
-func newNode(js *jsonschema.Schema) (*node, error) {
-	js = deref(js)
-	n := &node{schema: js}
-	if js.PropertyNames != nil {
-		for _, name := range deref(js.PropertyNames).Enum {
-			n.names = append(n.names, name.(string))
-		}
-	}
-	if len(js.Properties) > 0 {
-		n.members = map[string]*node{}
-		for _, name := range n.names {
-			n.members[name] = nil
-		}
-		for name, property := range js.Properties {
-			if _, ok := n.members[name]; !ok {
-				return nil, fmt.Errorf("member %q is not in the list of propertyNames", name)
-			}
-			child, err := newNode(property)
-			if err != nil {
-				return nil, err
-			}
-			n.members[name] = child
-		}
-	}
-	if js.Items2020 != nil {
-		items, err := newNode(js.Items2020)
-		if err != nil {
-			return nil, err
-		}
-		n.items = items
-	}
-	return n, nil
-}
-
-// deref follows references that stand alone.
-func deref(js *jsonschema.Schema) *jsonschema.Schema {
-	for js.Ref != nil && len(js.Types) == 0 {
-		js = js.Ref
-	}
-	return js
-}
-
-// Decode reads one request. Its error is an [*Error], fit to be shown to the client.
+// Decode reads one request. It returns an [*Error], fit to be shown to the client, if the request is not
+// exactly one that the schema allows. The result shares no memory with raw.
 func (s *Schema) Decode(raw []byte) (Request, error) {
-	if s.root == nil {
-		return Request{}, &Error{Rule: s.name + " is not the schema of a request"}
-	}
 	doc, fault := readRequest(raw, s.root)
 	if fault != nil {
 		return Request{}, fault
@@ -135,16 +67,56 @@ func (s *Schema) Decode(raw []byte) (Request, error) {
 		}
 		if v, ok := doc[name]; ok {
 			fields[name](&req, v)
-		} else if member.schema.Default != nil {
-			fields[name](&req, member.schema.Default)
+		} else if v := member.schema.Default; v != nil {
+			fields[name](&req, v)
 		}
 	}
 	return req, nil
 }
 
-// reader builds the generic form of one request from its tokens, for the schema to judge.
-type reader struct {
-	dec *jsontext.Decoder
+// node is what the token pass must know of a schema to refuse early what the schema could never accept.
+type node struct {
+	schema  *jsonschema.Schema
+	names   []string         // of the members of an object, in the order in which they are told
+	members map[string]*node // nil where no object may stand; a value is nil where nobody looks at it
+	items   *node            // nil where no array may stand
+}
+
+// newNode is the node of a schema. The names of a request stand in the order of its family; an object
+// inside an array has those it describes.
+func newNode(js *jsonschema.Schema, names []string) *node {
+	n := &node{schema: js, names: names}
+	if len(js.Properties) > 0 {
+		n.members = map[string]*node{}
+	}
+	for name, property := range js.Properties {
+		n.members[name] = nil
+		if len(property.Types) > 0 {
+			n.members[name] = newNode(property, nil)
+		}
+	}
+	if items := js.Items2020; items != nil {
+		n.items = newNode(items, slices.Sorted(maps.Keys(items.Properties)))
+	}
+	return n
+}
+
+// place says where in a request a value stands: a member, or a member of an item of a list.
+type place struct {
+	list   string
+	index  int
+	member string
+}
+
+func (p place) String() string {
+	switch {
+	case p.list == "":
+		return p.member
+	case p.member == "":
+		return fmt.Sprintf("%s[%d]", p.list, p.index)
+	default:
+		return fmt.Sprintf("%s[%d].%s", p.list, p.index, p.member)
+	}
 }
 
 const (
@@ -152,77 +124,85 @@ const (
 	maxExponent = 3  // digits of its exponent
 )
 
+// readRequest builds the generic form of a request, for the schema to judge, in one pass over its tokens.
 func readRequest(raw []byte, n *node) (map[string]any, *Error) {
 	if bytes.HasPrefix(raw, []byte("\xef\xbb\xbf")) {
-		return nil, &Error{Rule: "the request must be plain UTF-8 without a byte order mark"}
+		return nil, broken("the request must be UTF-8 without a byte order mark")
 	}
-	// Names are compared here, where an unknown one ends the reading: that bounds the memory of the comparison.
+	// Equal names are found here, not by the library: an unknown name ends the pass, which bounds what must be remembered.
 	r := reader{jsontext.NewDecoder(bytes.NewBuffer(raw), jsontext.AllowDuplicateNames(true))}
 	switch kind := r.dec.PeekKind(); kind {
 	case jsontext.KindBeginObject:
 	case jsontext.KindInvalid:
 		_, err := r.dec.ReadToken()
 		if err == io.EOF {
-			return nil, &Error{Rule: "the request is empty and must be one JSON object"}
+			return nil, broken("the request must be one JSON object, got nothing")
 		}
 		return nil, syntax(err)
 	default:
-		return nil, &Error{Rule: "the request must be one JSON object, got " + kindText(kind)}
+		return nil, broken("the request must be one JSON object, got %s", kindText(kind))
 	}
-	doc, fault := r.object(n)
+	doc, fault := r.object(n, place{})
 	if fault != nil {
 		return nil, fault
 	}
-	end := r.dec.InputOffset()
-	if rest := bytes.TrimLeft(raw[end:], " \t\r\n"); len(rest) > 0 {
-		return nil, &Error{Rule: fmt.Sprintf("the request must end after its JSON object, got more data at byte %d", len(raw)-len(rest))}
+	rest := bytes.TrimLeft(raw[r.dec.InputOffset():], " \t\r\n")
+	if len(rest) > 0 {
+		return nil, broken("the request must be one JSON object, got more data after it at byte %d", len(raw)-len(rest))
 	}
 	return doc, nil
 }
 
-func (r *reader) object(n *node) (map[string]any, *Error) {
+type reader struct {
+	dec *jsontext.Decoder
+}
+
+func (r reader) object(n *node, at place) (map[string]any, *Error) {
 	if _, err := r.dec.ReadToken(); err != nil {
 		return nil, syntax(err)
 	}
 	doc := make(map[string]any, len(n.names))
 	for {
 		switch kind := r.dec.PeekKind(); kind {
+		case jsontext.KindString:
 		case jsontext.KindEndObject:
-			if _, err := r.dec.ReadToken(); err != nil {
+			_, err := r.dec.ReadToken()
+			if err != nil {
 				return nil, syntax(err)
 			}
 			return doc, nil
-		case jsontext.KindString, jsontext.KindInvalid:
 		default:
-			return nil, &Error{Rule: "the name of a member must be a string, got " + kindText(kind)}
+			_, err := r.dec.ReadToken()
+			return nil, syntax(err)
 		}
 		name, fault := r.text()
 		if fault != nil {
 			return nil, fault
 		}
+		at.member = name
 		member, known := n.members[name]
 		if !known {
-			return nil, unknownMember(name, n)
+			return nil, unknown(name, at, n)
 		}
 		if _, twice := doc[name]; twice {
-			return nil, &Error{Member: name, Rule: fmt.Sprintf("member %q stands twice", name)}
+			return nil, &Error{Member: at.String(), Rule: fmt.Sprintf("member %q stands twice", at)}
 		}
-		if doc[name], fault = r.value(name, member); fault != nil {
+		if doc[name], fault = r.value(member, at); fault != nil {
 			return nil, fault
 		}
 	}
 }
 
-func (r *reader) array(name string, n *node) ([]any, *Error) {
+func (r reader) array(n *node, at place) ([]any, *Error) {
 	if _, err := r.dec.ReadToken(); err != nil {
 		return nil, syntax(err)
 	}
 	list := []any{}
 	for r.dec.PeekKind() != jsontext.KindEndArray {
-		if max := n.schema.MaxItems; max >= 0 && len(list) == max {
-			return nil, &Error{Member: name, Rule: fmt.Sprintf("%s must have at most %d items", name, max)}
+		if most := n.schema.MaxItems; most >= 0 && len(list) == most {
+			return nil, breaks(at, "must have at most %d items, got more", most)
 		}
-		item, fault := r.value(fmt.Sprintf("%s[%d]", name, len(list)), n.items)
+		item, fault := r.value(n.items, place{list: at.member, index: len(list)})
 		if fault != nil {
 			return nil, fault
 		}
@@ -234,44 +214,45 @@ func (r *reader) array(name string, n *node) ([]any, *Error) {
 	return list, nil
 }
 
-// value reads the value of the named member. Where n is nil nobody looks at it: it is checked and given as nil.
-func (r *reader) value(name string, n *node) (any, *Error) {
-	switch kind := r.dec.PeekKind(); kind {
+// value reads the value at a place. Where nobody looks at it, n is nil, and so is the value once it is checked.
+func (r reader) value(n *node, at place) (any, *Error) {
+	kind := r.dec.PeekKind()
+	switch kind {
 	case jsontext.KindBeginObject:
-		if n == nil || n.members == nil {
-			return nil, nesting(name, n, kind)
+		if n != nil && n.members != nil {
+			return r.object(n, at)
 		}
-		return r.object(n)
+		return nil, nested(n, at, kind)
 	case jsontext.KindBeginArray:
-		if n == nil || n.items == nil {
-			return nil, nesting(name, n, kind)
+		if n != nil && n.items != nil {
+			return r.array(n, at)
 		}
-		return r.array(name, n)
+		return nil, nested(n, at, kind)
 	case jsontext.KindString:
 		if n != nil {
-			return r.text()
+			s, fault := r.text()
+			if fault == nil && tooLong(s, n.schema) {
+				fault = breaks(at, "must have %s characters, got %d bytes", lengthText(n.schema), len(s))
+			}
+			return s, fault
 		}
-	case jsontext.KindNumber:
-		v, err := r.dec.ReadValue()
-		if err != nil {
-			return nil, syntax(err)
-		}
-		return number(name, v)
-	case jsontext.KindTrue, jsontext.KindFalse:
-		if _, err := r.dec.ReadValue(); err != nil {
-			return nil, syntax(err)
-		}
-		return kind == jsontext.KindTrue, nil
 	}
-	// null, a string that nobody looks at, or no value at all
-	if _, err := r.dec.ReadValue(); err != nil {
+	v, err := r.dec.ReadValue()
+	if err != nil {
 		return nil, syntax(err)
 	}
-	return nil, nil
+	switch kind {
+	case jsontext.KindNumber:
+		return number(v, at)
+	case jsontext.KindTrue, jsontext.KindFalse:
+		return kind == jsontext.KindTrue, nil
+	default:
+		return nil, nil
+	}
 }
 
 // text reads a string and gives what it means.
-func (r *reader) text() (string, *Error) {
+func (r reader) text() (string, *Error) {
 	v, err := r.dec.ReadValue()
 	if err != nil {
 		return "", syntax(err)
@@ -286,27 +267,18 @@ func (r *reader) text() (string, *Error) {
 	return string(s), nil
 }
 
-func number(name string, v jsontext.Value) (any, *Error) {
-	if len(v) > maxNumber {
-		return nil, &Error{Member: name, Rule: fmt.Sprintf("%s must be written with at most %d characters, got a number of %d", name, maxNumber, len(v))}
-	}
-	if e := bytes.IndexAny(v, "eE"); e >= 0 && len(bytes.TrimLeft(v[e+1:], "+-")) > maxExponent {
-		return nil, &Error{Member: name, Rule: fmt.Sprintf("%s must have at most %d digits in its exponent, got %s", name, maxExponent, v)}
-	}
-	return json.Number(v), nil
+// tooLong reports whether s is longer than the schema allows however many bytes a character has. A
+// pattern need not be matched against such a string.
+func tooLong(s string, js *jsonschema.Schema) bool {
+	return js.MaxLength >= 0 && len(s) > utf8.UTFMax*js.MaxLength
 }
 
-func kindText(k jsontext.Kind) string {
-	switch k {
-	case jsontext.KindBeginObject, jsontext.KindEndObject:
-		return "an object"
-	case jsontext.KindBeginArray, jsontext.KindEndArray:
-		return "an array"
-	case jsontext.KindString:
-		return "a string"
-	case jsontext.KindNumber:
-		return "a number"
-	default:
-		return strings.Trim(k.String(), "<>")
+func number(v jsontext.Value, at place) (any, *Error) {
+	if len(v) > maxNumber {
+		return nil, breaks(at, "must be a number of at most %d characters, got %d", maxNumber, len(v))
 	}
+	if e := bytes.IndexAny(v, "eE"); e >= 0 && len(bytes.TrimLeft(v[e+1:], "+-")) > maxExponent {
+		return nil, breaks(at, "must be a number with at most %d digits of exponent, got %s", maxExponent, v)
+	}
+	return json.Number(v), nil
 }

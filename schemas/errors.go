@@ -6,182 +6,187 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/santhosh-tekuri/jsonschema/v5"
 )
 
-// Error says why a request is invalid. Both texts are printable ASCII of bounded length; what the client
-// sent stands in them quoted, escaped and cut.
+// Error says why a request is invalid. Both texts are printable ASCII and short; what the client sent
+// stands in them quoted, escaped and cut.
 type Error struct {
-	Member string // the member at fault, empty when it is the request as a whole
+	Member string // the member at fault, empty if it is the request as a whole
 	Rule   string // one sentence that names the member and the rule it breaks
 }
 
 func (e *Error) Error() string { return e.Rule }
 
-// maxShown is how much of what a client sent is shown to it again, in bytes.
-const maxShown = 64
-
-// quote makes printable ASCII of s, in quotes, and cuts it.
-func quote(s string) string {
-	if len(s) > maxShown {
-		s = s[:maxShown] // bounds the work below; the escaped form is cut again
-	}
-	q := strconv.QuoteToASCII(s)
-	if len(q) <= maxShown+2 {
-		return q
-	}
-	return q
+// broken is the fault of a request as a whole.
+func broken(format string, args ...any) *Error {
+	return &Error{Rule: fmt.Sprintf(format, args...)}
 }
 
+// breaks is the fault of the value at a place.
+func breaks(at place, format string, args ...any) *Error {
+	member := at.String()
+	return &Error{Member: member, Rule: member + " " + fmt.Sprintf(format, args...)}
+}
+
+// syntax is the fault of text that is not JSON.
 func syntax(err error) *Error {
 	var at *jsontext.SyntacticError
-	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return &Error{Rule: "the request ends before its JSON object does"}
-	case errors.As(err, &at):
-		return &Error{Rule: fmt.Sprintf("the request is not valid JSON at byte %d: %s", at.ByteOffset, printable(at.Err.Error()))}
-	default:
-		return &Error{Rule: "the request is not valid JSON"}
+	if !errors.As(err, &at) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return broken("the request must be one JSON object, got only the beginning of one")
 	}
+	// The library escapes what it shows, but keeps printable characters outside ASCII.
+	reason := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, at.Err.Error())
+	return broken("the request must be valid JSON, got at byte %d: %.150s", at.ByteOffset, reason)
 }
 
-// printable makes printable ASCII of a library's message.
-func printable(s string) string {
-	q := strconv.QuoteToASCII(s)
-	q = strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`)
-	return q[:min(len(q), 200)]
-}
-
-func unknownMember(name string, n *node) *Error {
-	q := quote(name)
+func unknown(name string, at place, n *node) *Error {
+	where := ""
+	if at.list != "" {
+		where = fmt.Sprintf(" in %s[%d]", at.list, at.index)
+	}
+	shown, _ := escape(name)
 	return &Error{
-		Member: q[1 : len(q)-1],
-		Rule:   fmt.Sprintf("unknown member %s; known members are %s", q, strings.Join(n.names, ", ")),
+		Member: shown,
+		Rule:   fmt.Sprintf("unknown member %s%s; known members are %s", quote(name), where, strings.Join(n.names, ", ")),
 	}
 }
 
-func nesting(name string, n *node, kind jsontext.Kind) *Error {
+// nested is the fault of an object or array where the schema has none.
+func nested(n *node, at place, kind jsontext.Kind) *Error {
 	if n == nil {
-		return &Error{Member: name, Rule: fmt.Sprintf("%s must not be nested, got %s", name, kindText(kind))}
+		return breaks(at, "must be a plain value, got %s", kindText(kind))
 	}
-	return &Error{Member: name, Rule: fmt.Sprintf("%s must be %s, got %s", name, typeText(n.schema), kindText(kind))}
+	return breaks(at, "must be %s, got %s", typeText(n.schema), kindText(kind))
 }
 
-// explain makes one sentence of what the schema found, always the same one for the same request.
+// fault is one rule of the schema, broken at one place of the request.
+type fault struct {
+	at      place
+	member  int // place in the family of the outermost member
+	keyword string
+	node    *node
+	value   any
+}
+
+// keywords stand in the order in which they are told if several are broken at one place.
+var keywords = []string{"required", "type", "minLength", "pattern", "maxLength", "minimum", "maximum", "multipleOf", "contentEncoding"}
+
+// explain makes one sentence of what the schema found, always the same for the same request.
 func (s *Schema) explain(err error, doc map[string]any) *Error {
 	var found *jsonschema.ValidationError
 	if !errors.As(err, &found) {
-		return &Error{Rule: "the request could not be validated"}
+		return broken("the request cannot be validated")
 	}
-	faults := s.faults(nil, found, doc)
-	first := slices.MinFunc(faults, func(a, b fault) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(len(a.member), len(b.member)),
-			cmp.Compare(a.member, b.member), cmp.Compare(a.order, b.order))
+	f := slices.MinFunc(s.faults(nil, found, doc), func(a, b fault) int {
+		return cmp.Or(
+			cmp.Compare(a.member, b.member),
+			cmp.Compare(a.at.index, b.at.index),
+			cmp.Compare(a.at.member, b.at.member),
+			cmp.Compare(slices.Index(keywords, a.keyword), slices.Index(keywords, b.keyword)))
 	})
-	return &Error{Member: first.member, Rule: first.rule}
+	if f.keyword == "required" {
+		return breaks(f.at, "is missing")
+	}
+	return breaks(f.at, "must %s, got %s", ruleText(f), gotText(f))
 }
 
-// fault is one rule broken at one place.
-type fault struct {
-	rank   int // the place of the outermost member in the list of members
-	order  int // which rule of a member is named first
-	member string
-	rule   string
-}
-
-// keywords in the order in which they are named when several are broken.
-var keywords = []string{"required", "type", "minLength", "pattern", "maxLength", "minimum", "maximum", "multipleOf", "contentEncoding"}
-
-func (s *Schema) faults(to []fault, e *jsonschema.ValidationError, doc map[string]any) []fault {
+// faults gives the innermost causes of e.
+func (s *Schema) faults(list []fault, e *jsonschema.ValidationError, doc map[string]any) []fault {
 	for _, cause := range e.Causes {
-		to = s.faults(to, cause, doc)
+		list = s.faults(list, cause, doc)
 	}
 	if len(e.Causes) > 0 {
-		return to
+		return list
 	}
-	keyword := e.KeywordLocation[strings.LastIndexByte(e.KeywordLocation, '/')+1:]
-	n, value, member := s.root, any(doc), ""
-	rank := 0
-	for i, token := range strings.Split(e.InstanceLocation, "/")[1:] {
-		switch v := value.(type) {
+	f := fault{node: s.root, value: doc, keyword: e.KeywordLocation[strings.LastIndexByte(e.KeywordLocation, '/')+1:]}
+	path := strings.Split(e.InstanceLocation, "/")[1:]
+	for _, token := range path {
+		switch v := f.value.(type) {
 		case map[string]any:
-			if i == 0 {
-				rank = slices.Index(s.root.names, token)
-			}
-			member = strings.TrimPrefix(member+"."+token, ".")
-			n, value = n.members[token], v[token]
+			f.at.member = token
+			f.node, f.value = f.node.members[token], v[token]
 		case []any:
-			index, _ := strconv.Atoi(token)
-			member += "[" + token + "]"
-			n, value = n.items, v[index]
+			f.at.list, f.at.member = f.at.member, ""
+			f.at.index, _ = strconv.Atoi(token)
+			f.node, f.value = f.node.items, v[f.at.index]
 		}
 	}
-	f := fault{rank: rank, order: slices.Index(keywords, keyword), member: member}
-	if keyword == "required" {
-		object, _ := value.(map[string]any)
-		for _, name := range n.schema.Required {
-			if _, ok := object[name]; !ok {
-				f.member = strings.TrimPrefix(member+"."+name, ".")
-				f.rule = fmt.Sprintf("%s is missing", f.member)
-				if member == "" {
-					f.rank = slices.Index(s.root.names, name)
-				}
-				break
-			}
-		}
-		return append(to, f)
+	if f.keyword == "required" {
+		object, _ := f.value.(map[string]any)
+		f.at.member = f.node.schema.Required[slices.IndexFunc(f.node.schema.Required, func(name string) bool {
+			_, ok := object[name]
+			return !ok
+		})]
 	}
-	f.rule = fmt.Sprintf("%s %s, got %s", member, ruleText(n.schema, keyword, member), shown(value))
-	return append(to, f)
+	f.member = slices.Index(s.root.names, cmp.Or(f.at.list, f.at.member))
+	return append(list, f)
 }
 
-// ruleText says in words what a keyword of a schema asks for.
-func ruleText(js *jsonschema.Schema, keyword, member string) string {
-	switch keyword {
+// ruleText says in words what the schema asks for where f broke it.
+func ruleText(f fault) string {
+	js := f.node.schema
+	switch f.keyword {
 	case "type":
-		return "must be " + typeText(js)
-	case "minLength", "maxLength":
-		return fmt.Sprintf("must be %d to %d characters long", js.MinLength, js.MaxLength)
-	case "pattern":
-		return "must use only the characters A-Z a-z 0-9 _ -"
+		return "be " + typeText(js)
 	case "minimum", "maximum":
-		return fmt.Sprintf("must be from %s to %s", js.Minimum.RatString(), js.Maximum.RatString())
+		return "be " + span(js.Minimum, js.Maximum)
 	case "multipleOf":
-		text := "must be a multiple of " + js.MultipleOf.RatString()
-		if strings.HasSuffix(member, "_ms") && js.MultipleOf.RatString() == "1000" {
+		text := "be a multiple of " + js.MultipleOf.RatString()
+		if strings.HasSuffix(f.at.member, "_ms") && js.MultipleOf.RatString() == "1000" {
 			text += " (whole seconds)"
 		}
 		return text
+	case "minLength", "maxLength":
+		return "have " + lengthText(js) + " characters"
+	case "minItems", "maxItems":
+		return "have " + span(length(js.MinItems), length(js.MaxItems)) + " items"
+	case "pattern":
+		return "have only the characters A-Z a-z 0-9 _ -"
 	case "contentEncoding":
-		return "must be standard base64 with padding, without line breaks, in its canonical form"
+		return "be canonical standard base64 with padding and without line breaks"
 	default:
-		return "must keep the rule " + keyword
+		return "keep its rule " + f.keyword
 	}
 }
 
-func typeText(js *jsonschema.Schema) string {
-	switch strings.Join(js.Types, " ") {
-	case "integer":
-		return "a whole number"
-	case "string":
-		return "a string"
-	case "array":
-		return "an array"
-	case "object":
-		return "an object"
+func lengthText(js *jsonschema.Schema) string {
+	return span(length(js.MinLength), length(js.MaxLength))
+}
+
+func length(n int) *big.Rat {
+	if n < 0 {
+		return nil
+	}
+	return big.NewRat(int64(n), 1)
+}
+
+func span(least, most *big.Rat) string {
+	switch {
+	case most == nil:
+		return "at least " + least.RatString()
+	case least == nil:
+		return "at most " + most.RatString()
 	default:
-		return strings.Join(js.Types, " or ")
+		return least.RatString() + " to " + most.RatString()
 	}
 }
 
-// shown is a value as the client may see it again.
-func shown(v any) string {
-	switch v := v.(type) {
+// gotText shows what the client sent instead.
+func gotText(f fault) string {
+	switch v := f.value.(type) {
 	case nil:
 		return "null"
 	case bool:
@@ -189,10 +194,72 @@ func shown(v any) string {
 	case json.Number:
 		return string(v)
 	case string:
+		if f.keyword == "maxLength" {
+			return strconv.Itoa(utf8.RuneCountInString(v))
+		}
 		return quote(v)
 	case []any:
+		if f.keyword == "minItems" {
+			return strconv.Itoa(len(v))
+		}
 		return "an array"
 	default:
 		return "an object"
 	}
+}
+
+func typeText(js *jsonschema.Schema) string {
+	switch types := strings.Join(js.Types, " or "); types {
+	case "integer":
+		return "a whole number"
+	case "array", "object":
+		return "an " + types
+	default:
+		return "a " + types
+	}
+}
+
+func kindText(k jsontext.Kind) string {
+	switch k {
+	case jsontext.KindBeginObject:
+		return "an object"
+	case jsontext.KindBeginArray:
+		return "an array"
+	case jsontext.KindString:
+		return "a string"
+	case jsontext.KindNumber:
+		return "a number"
+	case jsontext.KindNull:
+		return "null"
+	case jsontext.KindTrue, jsontext.KindFalse:
+		return "true or false"
+	default:
+		return "something else"
+	}
+}
+
+// maxShown is how much a client sees again of one thing it sent, in bytes of its escaped form.
+const maxShown = 64
+
+// quote makes printable ASCII of s, cut and in quotes.
+func quote(s string) string {
+	shown, cut := escape(s)
+	if cut {
+		return `"` + shown + `"...`
+	}
+	return `"` + shown + `"`
+}
+
+// escape makes printable ASCII of as much of s as may be shown.
+func escape(s string) (shown string, cut bool) {
+	for len(s) > 0 {
+		_, size := utf8.DecodeRuneInString(s)
+		q := strconv.QuoteToASCII(s[:size])
+		q = q[1 : len(q)-1]
+		if len(shown)+len(q) > maxShown {
+			return shown, true
+		}
+		shown, s = shown+q, s[size:]
+	}
+	return shown, false
 }

@@ -14,10 +14,10 @@ import (
 	"embed"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"path"
 	"strings"
 	"sync"
 
@@ -36,7 +36,7 @@ type Set struct {
 
 // Schema is one compiled schema.
 type Schema struct {
-	name string // of its file, without .json
+	name string // of its file
 	text string
 	js   *jsonschema.Schema
 	root *node // what the decoder needs of a request schema, else nil
@@ -87,43 +87,66 @@ func parse(raw []byte) (any, error) {
 // read compiles every schema of fsys: NAME.request.json, NAME.reply.json, event.json.
 func read(fsys fs.FS) (*Set, error) {
 	set := &Set{requests: map[string]*Schema{}, replies: map[string]*Schema{}}
-	names, err := fs.Glob(fsys, "*.json")
+	files, err := fs.Glob(fsys, "*.json")
 	if err != nil {
 		return nil, err
 	}
-	for _, file := range names {
-		name := strings.TrimSuffix(file, ".json")
-		call, kind, _ := strings.Cut(name, ".")
-		if call == "error" || name == "defs" {
-			continue
+	for _, file := range files {
+		if file == "defs.json" || file == "error.reply.json" {
+			continue // parts of the others
 		}
-		sch, err := compile(fsys, name)
+		call, kind, _ := strings.Cut(strings.TrimSuffix(file, ".json"), ".")
+		sch, err := newSchema(fsys, file, kind == "request")
 		if err != nil {
 			return nil, fmt.Errorf("schema %s: %w", file, err)
 		}
 		switch {
 		case kind == "request":
-			if sch.root, err = requestNode(sch.js); err != nil {
-				return nil, fmt.Errorf("schema %s: %w", file, err)
-			}
 			set.requests[call] = sch
 		case kind == "reply":
 			set.replies[call] = sch
-		case name == "event":
+		case call == "event":
 			set.event = sch
 		default:
-			return nil, fmt.Errorf("schema %s: neither a request nor a reply nor the event", file)
+			return nil, fmt.Errorf("schema %s is neither a request nor a reply nor the event", file)
 		}
 	}
 	return set, nil
 }
 
-// compile compiles the self-contained text of NAME.json, so that what is published is what is enforced.
-func compile(fsys fs.FS, name string) (*Schema, error) {
-	text, err := bundle(fsys, name+".json")
+func newSchema(fsys fs.FS, file string, request bool) (*Schema, error) {
+	doc, err := bundle(fsys, file)
 	if err != nil {
 		return nil, err
 	}
+	var names []string
+	if request {
+		if names, err = closeMembers(doc); err != nil {
+			return nil, err
+		}
+	}
+	text, err := compact(doc)
+	if err != nil {
+		return nil, err
+	}
+	s := &Schema{name: file, text: text}
+	if s.js, err = compile(file, text); err != nil {
+		return nil, err
+	}
+	if !request {
+		return s, nil
+	}
+	s.root = newNode(s.js, names)
+	for name, member := range s.root.members {
+		if member != nil && fields[name] == nil {
+			return nil, fmt.Errorf("no field for member %q", name)
+		}
+	}
+	return s, nil
+}
+
+// compile compiles the text that is published, so that this is what is enforced.
+func compile(name, text string) (*jsonschema.Schema, error) {
 	c := jsonschema.NewCompiler()
 	c.Draft = jsonschema.Draft2020
 	c.AssertFormat = true
@@ -133,145 +156,16 @@ func compile(fsys fs.FS, name string) (*Schema, error) {
 	c.LoadURL = func(url string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("%s is not embedded, and nothing is loaded from elsewhere", url)
 	}
-	url := name + ".json"
-	if err := c.AddResource(url, bytes.NewReader(text)); err != nil {
+	if err := c.AddResource(name, strings.NewReader(text)); err != nil {
 		return nil, err
 	}
-	js, err := c.Compile(url)
-	if err != nil {
-		return nil, err
-	}
-	return &Schema{name: name, text: string(text), js: js}, nil
+	return c.Compile(name)
 }
 
 // canonicalBase64 decodes the one standard form of the bytes. The standard library skips line breaks even when strict.
 func canonicalBase64(s string) ([]byte, error) {
 	if strings.ContainsAny(s, "\r\n") {
-		return nil, fmt.Errorf("line break in base64")
+		return nil, errors.New("line break in base64")
 	}
 	return base64.StdEncoding.Strict().DecodeString(s)
 }
-
-// bundle gives the schema of a file as compact JSON, with every definition it refers to in other
-// files moved into its own $defs.
-func bundle(fsys fs.FS, file string) ([]byte, error) {
-	b := bundler{fsys: fsys, docs: map[string]map[string]any{}, defs: map[string]any{}}
-	root, err := b.doc(file)
-	if err != nil {
-		return nil, err
-	}
-	if local, ok := root["$defs"].(map[string]any); ok {
-		b.defs = local
-		delete(root, "$defs")
-		for _, def := range local {
-			if err := b.walk(def, file, file); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if err := b.walk(root, file, file); err != nil {
-		return nil, err
-	}
-	if len(b.defs) > 0 {
-		root["$defs"] = b.defs
-	}
-	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(root); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSpace(out.Bytes()), nil
-}
-
-type bundler struct {
-	fsys fs.FS
-	docs map[string]map[string]any // by file
-	defs map[string]any            // of the bundle
-}
-
-func (b *bundler) doc(file string) (map[string]any, error) {
-	if doc, ok := b.docs[file]; ok {
-		return doc, nil
-	}
-	raw, err := fs.ReadFile(b.fsys, file)
-	if err != nil {
-		return nil, err
-	}
-	v, err := parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	doc, ok := v.(map[string]any)
-	if !ok {
-		return nil, fmt.Errorf("%s: not an object", file)
-	}
-	b.docs[file] = doc
-	return doc, nil
-}
-
-// walk rewrites the references below v, which stands in file, to the $defs of the bundle of root.
-func (b *bundler) walk(v any, file, root string) error {
-	switch v := v.(type) {
-	case []any:
-		for _, item := range v {
-			if err := b.walk(item, file, root); err != nil {
-				return err
-			}
-		}
-	case map[string]any:
-		for name, item := range v {
-			if ref, ok := item.(string); ok && name == "$ref" {
-				local, err := b.include(ref, file, root)
-				if err != nil {
-					return err
-				}
-				v[name] = local
-				continue
-			}
-			if err := b.walk(item, file, root); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// include makes sure that the bundle has what ref, written in file, points to, and gives its new reference.
-func (b *bundler) include(ref, file, root string) (string, error) {
-	target, fragment, _ := strings.Cut(ref, "#")
-	if target == "" {
-		target = file
-	}
-	if target == root {
-		return "#" + fragment, nil
-	}
-	doc, err := b.doc(target)
-	if err != nil {
-		return "", err
-	}
-	var def any = doc
-	name := strings.TrimSuffix(target, ".json")
-	if fragment != "" {
-		name = path.Base(fragment)
-		defs, _ := doc["$defs"].(map[string]any)
-		if def = defs[name]; def == nil || fragment != "/$defs/"+name {
-			return "", fmt.Errorf("%s: %s points to nothing", file, ref)
-		}
-	} else {
-		delete(doc, "$id")
-		delete(doc, "$schema")
-	}
-	local := "#/$defs/" + name
-	if have, ok := b.defs[name]; ok {
-		if !same(have, def) {
-			return "", fmt.Errorf("%s: two definitions are called %s", file, name)
-		}
-		return local, nil
-	}
-	b.defs[name] = def
-	return local, b.walk(def, target, root)
-}
-
-// same reports whether two parsed objects are one and the same, not only equal.
-func same(a, b any) bool { return fmt.Sprintf("%p", a) == fmt.Sprintf("%p", b) }

@@ -1,0 +1,30 @@
+package schemas
+
+import (
+	"strings"
+	"testing"
+)
+
+func BenchmarkDecode(b *testing.B) {
+	set, err := Load()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct{ call, body string }{
+		{"acquire", `{"key":"notify-leader","holder":"notify-7f3a","ttl_ms":15000}`},
+		{"renew", `{"key":"notify-leader","holder":"notify-7f3a","revision":1760788800123456,"ttl_ms":15000}`},
+		{"release", `{"key":"notify-leader","holder":"notify-7f3a","revision":1760788800123456}`},
+		{"owner", `{"key":"notify-leader"}`},
+		{"forward", `{"key":"notify-leader","timeout_ms":2000,"payload":"` + strings.Repeat("YWJj", 256) + `"}`},
+	} {
+		b.Run(c.call, func(b *testing.B) {
+			sch, body := set.Request(c.call), []byte(c.body)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := sch.Decode(body); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,122 @@
+package schemas
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/leased/leased/internal/corpus"
+)
+
+var calls = []string{"acquire", "forward", "owner", "release", "renew"}
+
+func loadSet(t testing.TB) *Set {
+	t.Helper()
+	set, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func loadCorpus(t testing.TB) []corpus.Case {
+	t.Helper()
+	cases, err := corpus.Load(os.DirFS("../testdata/corpus"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cases
+}
+
+// checkError checks what every error promises.
+func checkError(t *testing.T, err error) *Error {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error is a %T, want *Error", err)
+	}
+	for _, text := range []string{e.Error(), e.Member} {
+		if i := strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
+			t.Fatalf("error %q is not printable ASCII at %d", text, i)
+		}
+	}
+	if n := len(e.Error()); n == 0 || n > 400 {
+		t.Fatalf("error has %d bytes: %s", n, e)
+	}
+	if !strings.Contains(e.Error(), e.Member) {
+		t.Fatalf("error %q does not name its member %q", e, e.Member)
+	}
+	return e
+}
+
+func TestCorpus(t *testing.T) {
+	set := loadSet(t)
+	cases := loadCorpus(t)
+	valid, seen := 0, map[string]bool{}
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			req, err := set.Request(c.Call).Decode(c.Body)
+			switch {
+			case c.Valid && err != nil:
+				t.Errorf("got %v, want valid", err)
+			case !c.Valid && err == nil:
+				t.Errorf("got %+v, want invalid", req)
+			case err != nil:
+				if e := checkError(t, err); !strings.Contains(e.Error(), c.Member) {
+					t.Errorf("error %q does not name %q", e, c.Member)
+				}
+			}
+		})
+		seen[c.Call] = true
+		if c.Valid {
+			valid++
+		}
+	}
+	if len(cases) < 150 || valid < 50 || len(seen) != len(calls) {
+		t.Errorf("%d cases, %d of them valid, for %d calls: too few", len(cases), valid, len(seen))
+	}
+}
+
+// TestCost holds Decode to its bounds on every case: up to a MiB in 50 ms and 10 MiB.
+func TestCost(t *testing.T) {
+	const runs = 5 // the fastest counts: others use the machine too
+	set := loadSet(t)
+	for _, c := range loadCorpus(t) {
+		sch := set.Request(c.Call)
+		fastest, least := time.Hour, uint64(1<<62)
+		for range runs {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			sch.Decode(c.Body)
+			fastest = min(fastest, time.Since(start))
+			runtime.ReadMemStats(&after)
+			least = min(least, after.TotalAlloc-before.TotalAlloc)
+		}
+		if !raceEnabled && fastest > 50*time.Millisecond || least > 10<<20 {
+			t.Errorf("%s: %v and %d bytes allocated are too much for %d bytes", c.Name, fastest, least, len(c.Body))
+		}
+	}
+}
+
+func TestCalls(t *testing.T) {
+	set := loadSet(t)
+	var got []string
+	for call := range set.requests {
+		got = append(got, call)
+		if set.Reply(call) == nil {
+			t.Errorf("%s has a request but no reply", call)
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, calls) || len(set.replies) != len(calls) {
+		t.Errorf("got requests for %v and %d replies, want %v", got, len(set.replies), calls)
+	}
+	if set.Request("nothing") != nil || set.Reply("nothing") != nil || set.Event() == nil {
+		t.Error("schemas of what does not exist, or no event")
+	}
+}

@@ -1,0 +1,234 @@
+package schemas
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func FuzzDecode(f *testing.F) {
+	set := loadSet(f)
+	for _, c := range loadCorpus(f) {
+		if len(c.Body) < 4096 {
+			f.Add(slices.Index(calls, c.Call), c.Body)
+		}
+	}
+	f.Fuzz(func(t *testing.T, call int, body []byte) {
+		if call >= 0 && call < len(calls) {
+			checkDecode(t, set, calls[call], body)
+		}
+	})
+}
+
+func FuzzAcquire(f *testing.F) { fuzzCall(f, "acquire") }
+func FuzzRenew(f *testing.F)   { fuzzCall(f, "renew") }
+func FuzzRelease(f *testing.F) { fuzzCall(f, "release") }
+func FuzzOwner(f *testing.F)   { fuzzCall(f, "owner") }
+func FuzzForward(f *testing.F) { fuzzCall(f, "forward") }
+
+func fuzzCall(f *testing.F, call string) {
+	set := loadSet(f)
+	for _, c := range loadCorpus(f) {
+		if c.Call == call && len(c.Body) < 4096 {
+			f.Add(c.Body)
+		}
+	}
+	f.Fuzz(func(t *testing.T, body []byte) { checkDecode(t, set, call, body) })
+}
+
+// checkDecode holds Decode to the naive reading of the contract below, and to what it promises of errors
+// and results.
+func checkDecode(t *testing.T, set *Set, call string, body []byte) {
+	sch := set.Request(call)
+	sent := bytes.Clone(body)
+	got, err := sch.Decode(body)
+	if !bytes.Equal(sent, body) {
+		t.Fatal("Decode changed its input")
+	}
+	if err != nil {
+		checkError(t, err)
+		if _, again := sch.Decode(body); again == nil || again.Error() != err.Error() {
+			t.Fatalf("first %q, then %v", err, again)
+		}
+	}
+	want, valid := naive(call, body)
+	if valid != (err == nil) {
+		t.Fatalf("naive reading says valid: %v, Decode says %v", valid, err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatal(diff)
+	}
+	if !valid {
+		return
+	}
+	again, err := sch.Decode(encode(got))
+	if err != nil {
+		t.Fatalf("own encoding %s: %v", encode(got), err)
+	}
+	if diff := cmp.Diff(got, again); diff != "" {
+		t.Fatal(diff)
+	}
+}
+
+// encode is a request as a client would write it.
+func encode(r Request) []byte {
+	raw, _ := json.Marshal(struct {
+		Key      string `json:"key,omitempty"`
+		Holder   string `json:"holder,omitempty"`
+		TTL      int64  `json:"ttl_ms,omitempty"`
+		Revision uint64 `json:"revision,omitempty"`
+		Timeout  int64  `json:"timeout_ms,omitempty"`
+		Payload  []byte `json:"payload,omitempty"`
+	}{r.Key, r.Holder, r.TTL.Milliseconds(), r.Revision, r.Timeout.Milliseconds(), r.Payload})
+	return raw
+}
+
+// naive reads a request as the contract words it, slowly and with nothing that Decode uses.
+func naive(call string, body []byte) (r Request, valid bool) {
+	if !utf8.Valid(body) || !json.Valid(body) || loneSurrogate(string(body)) {
+		return Request{}, false
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	if tok, _ := dec.Token(); tok != json.Delim('{') {
+		return Request{}, false
+	}
+	uses := map[string][]string{
+		"acquire": {"key", "holder", "ttl_ms"},
+		"renew":   {"key", "holder", "revision", "ttl_ms"},
+		"release": {"key", "holder", "revision"},
+		"owner":   {"key"},
+		"forward": {"key", "timeout_ms", "payload"},
+	}[call]
+	seen := map[string]bool{}
+	for dec.More() {
+		tok, _ := dec.Token()
+		name := tok.(string)
+		if seen[name] || !slices.Contains([]string{"key", "holder", "ttl_ms", "revision", "timeout_ms", "payload"}, name) {
+			return Request{}, false
+		}
+		seen[name] = true
+		value, err := dec.Token()
+		if err != nil {
+			return Request{}, false
+		}
+		if _, nested := value.(json.Delim); nested {
+			return Request{}, false
+		}
+		literal, isNumber := value.(json.Number)
+		if isNumber {
+			_, exponent, _ := strings.Cut(strings.ToLower(string(literal)), "e")
+			if len(literal) > 32 || len(strings.Trim(exponent, "+-")) > 3 {
+				return Request{}, false
+			}
+		}
+		if !slices.Contains(uses, name) {
+			continue
+		}
+		text, isText := value.(string)
+		n, isWhole := byHand(string(literal))
+		ok := false
+		switch name {
+		case "key", "holder":
+			ok = isText && len(text) >= 1 && len(text) <= 128 &&
+				strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == ""
+			if name == "key" {
+				r.Key = text
+			} else {
+				r.Holder = text
+			}
+		case "ttl_ms":
+			ok = isWhole && n >= 1000 && n <= 600000 && n%1000 == 0
+			r.TTL = time.Duration(n) * time.Millisecond
+		case "revision":
+			ok = isWhole && n >= 1
+			r.Revision = n
+		case "timeout_ms":
+			ok = isWhole && n >= 100 && n <= 30000
+			r.Timeout = time.Duration(n) * time.Millisecond
+		case "payload":
+			data, err := base64.StdEncoding.DecodeString(text)
+			ok = isText && err == nil && base64.StdEncoding.EncodeToString(data) == text
+			if len(data) > 0 {
+				r.Payload = data
+			}
+		}
+		if !ok {
+			return Request{}, false
+		}
+	}
+	dec.Token()
+	if _, err := dec.Token(); err != io.EOF {
+		return Request{}, false
+	}
+	for _, name := range uses {
+		if !seen[name] && call != "forward" || name == "key" && !seen[name] {
+			return Request{}, false
+		}
+	}
+	if call == "forward" && !seen["timeout_ms"] {
+		r.Timeout = 5 * time.Second
+	}
+	return r, true
+}
+
+// loneSurrogate reports whether JSON text escapes half a character.
+func loneSurrogate(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' {
+			continue
+		}
+		i++
+		if s[i] != 'u' {
+			continue
+		}
+		n, _ := strconv.ParseUint(s[i+1:i+5], 16, 16)
+		i += 4
+		switch {
+		case n >= 0xdc00 && n < 0xe000:
+			return true
+		case n >= 0xd800 && n < 0xdc00:
+			if len(s) < i+7 || s[i+1:i+3] != `\u` {
+				return true
+			}
+			if low, _ := strconv.ParseUint(s[i+3:i+7], 16, 16); low < 0xdc00 || low >= 0xe000 {
+				return true
+			}
+			i += 6
+		}
+	}
+	return false
+}
+
+// byHand is the value of a JSON number if it is a whole number from 0 to 2^64-1, by moving its point.
+func byHand(literal string) (uint64, bool) {
+	if literal == "" {
+		return 0, false
+	}
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(literal), "e")
+	mantissa, minus := strings.CutPrefix(mantissa, "-")
+	integer, fraction, _ := strings.Cut(mantissa, ".")
+	shift, _ := strconv.Atoi(exponent)
+	shift -= len(fraction)
+	digits := strings.TrimLeft(integer+fraction, "0")
+	if digits == "" {
+		return 0, true
+	}
+	for ; shift < 0 && strings.HasSuffix(digits, "0"); shift++ {
+		digits = digits[:len(digits)-1]
+	}
+	if minus || shift < 0 || shift > 20 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits+strings.Repeat("0", shift), 10, 64)
+	return n, err == nil
+}
