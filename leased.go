@@ -38,6 +38,7 @@ type Options struct {
 	Replicas              int    // of the bucket when the service makes it: 1, 3 or 5
 	APIPrefix             string // "api.leases"
 	EventPrefix           string // "dagnats.lease"
+	GroupCommit           bool   // batch writes: for servers that flush each one to disk
 	MaxInFlight           int    // calls being answered, forwards aside; over it busy
 	MaxForwards           int    // forwards being answered; over it busy
 	Version               string // semantic version, without a leading v
@@ -75,7 +76,7 @@ func Start(o Options) (*Service, error) {
 		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{})}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
-		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas,
+		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
 		EventPrefix: o.EventPrefix, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
 	})
 	if err != nil {

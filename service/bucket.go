@@ -264,6 +264,7 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 		h.Verdict, h.Reason = Misconfigured, "the bucket's configuration is not ours: "+strings.Join(forbidden, "; ")
 		return h
 	}
+	k.js.atomic.Store(string(si.Config["allow_atomic"]) == "true")
 	if was := k.created.Load(); was != 0 && was != si.Created.UnixNano() {
 		k.replaced(si.Created.UnixNano())
 	}

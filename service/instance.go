@@ -24,9 +24,12 @@ type Options struct {
 	JSDomain, JSAPIPrefix string
 	Replicas              int    // of the bucket, when it is made: 1, 3 or 5
 	EventPrefix           string // "dagnats.lease": changes and inboxes hang below it
-	MicroName             string // name of the micro service, to ask its other instances
-	Observer              Observer
-	Logger                *slog.Logger
+	// GroupCommit batches concurrent writes. It pays where the server flushes
+	// each write to disk (sync_interval always) and costs a little elsewhere.
+	GroupCommit bool
+	MicroName   string // name of the micro service, to ask its other instances
+	Observer    Observer
+	Logger      *slog.Logger
 }
 
 // Instance is one running lease service without its front door: the calls, the
@@ -52,6 +55,12 @@ func Open(o Options) (*Instance, error) {
 		return nil, errors.New("replicas must be 1, 3 or 5")
 	}
 	v := newView(c, nil)
+	if o.GroupCommit {
+		j.group = &committer{js: j, current: func(w *Write) bool {
+			s, ok := v.get(w.Key, time.Now())
+			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
+		}}
+	}
 	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context) uint64 { return peersFence(ctx, o.Store, o.MicroName) }, o.Logger)
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())

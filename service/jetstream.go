@@ -70,6 +70,9 @@ type js struct {
 	clock *clock
 	// seen is set once JetStream has answered anything at all.
 	seen atomic.Bool
+	// group batches writes if it is set and the bucket allows it (atomic).
+	group  *committer
+	atomic atomic.Bool
 }
 
 func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
@@ -185,6 +188,18 @@ func decodeEntry(key string, seq uint64, at time.Time, hdr nats.Header, data []b
 
 // Put implements Store.
 func (j *js) Put(ctx context.Context, w *Write) (uint64, error) {
+	if j.group != nil && j.atomic.Load() {
+		return j.group.put(ctx, w)
+	}
+	return j.putOne(ctx, w)
+}
+
+func (j *js) putOne(ctx context.Context, w *Write) (uint64, error) {
+	return j.send(ctx, j.message(w), 0)
+}
+
+// message is w as it is published.
+func (j *js) message(w *Write) *nats.Msg {
 	msg := nats.NewMsg(j.put + w.Key)
 	msg.Data = w.Body
 	msg.Header[headerExpectedStream] = []string{StreamName}
@@ -194,6 +209,12 @@ func (j *js) Put(ctx context.Context, w *Write) (uint64, error) {
 	if w.Tombstone {
 		msg.Header[headerOperation] = []string{operationPurge}
 	}
+	return msg
+}
+
+// send publishes msg and reads the verdict. batch is how many messages it
+// commits, 0 for a message that stands alone.
+func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
 	reply, err := j.nc.RequestMsgWithContext(ctx, msg)
 	switch {
 	case err == nil:
@@ -209,19 +230,22 @@ func (j *js) Put(ctx context.Context, w *Write) (uint64, error) {
 	var ack struct {
 		Stream string    `json:"stream"`
 		Seq    uint64    `json:"seq"`
+		Count  int       `json:"count"`
 		Error  *apiError `json:"error"`
 	}
 	switch err := json.Unmarshal(reply.Data, &ack); {
 	case err != nil:
 		return 0, fmt.Errorf("%w: unreadable ack: %w", ErrNoVerdict, err)
-	case ack.Error == nil && (ack.Stream != StreamName || ack.Seq == 0):
-		return 0, fmt.Errorf("%w: an ack of another stream", ErrNoVerdict)
+	case ack.Error == nil && (ack.Stream != StreamName || ack.Seq == 0 || ack.Count != batch):
+		return 0, fmt.Errorf("%w: an ack of something else", ErrNoVerdict)
 	case ack.Error == nil:
 		return ack.Seq, nil
 	}
 	switch code := uint16(ack.Error.ErrorCode); {
 	case code == codeWrongLastSeq || code == codeInFlight:
 		return 0, fmt.Errorf("%w: %w", ErrConflict, ack.Error)
+	case batch > 0 && batchRefusals[code]:
+		return 0, fmt.Errorf("%w: %w", errBatchRefused, ack.Error)
 	case refusals[code]:
 		return 0, notStored(ack.Error)
 	default:

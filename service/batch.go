@@ -1,0 +1,187 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/nats-io/nuid"
+)
+
+// Headers of an atomic batch (nats-server 2.12 and newer).
+const (
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+)
+
+// maxBatch bounds the writes of one batch; the server takes 1000.
+const maxBatch = 512
+
+// committer groups conditional writes where each one costs the server a flush
+// to disk: while one flush is under way the writes that come in gather, and go
+// out as one atomic batch when it is done. A lone write goes out at once and
+// alone, so that it is not slower than without grouping.
+//
+// A batch is all or nothing: one condition that does not hold stores nothing
+// and does not say whose it was. So a write whose condition contradicts what is
+// known goes alone, a key stands at most once in a batch, and a batch that was
+// refused is cut in halves until the one at fault stands alone.
+type committer struct {
+	js *js
+	// current says whether w's condition agrees with what is known of its key.
+	current func(w *Write) bool
+
+	mu     sync.Mutex
+	queue  []*pendingWrite
+	flying bool // a flush is under way
+}
+
+type pendingWrite struct {
+	w    *Write
+	done chan struct{}
+	rev  uint64
+	err  error
+}
+
+func (p *pendingWrite) finish(rev uint64, err error) {
+	p.rev, p.err = rev, err
+	close(p.done)
+}
+
+// put stores w like js.Put, perhaps together with others.
+func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
+	if !c.current(w) {
+		return c.js.putOne(ctx, w)
+	}
+	p := &pendingWrite{w: w, done: make(chan struct{})}
+	c.mu.Lock()
+	if !c.flying {
+		c.flying = true
+		c.mu.Unlock()
+		rev, err := c.js.putOne(ctx, w)
+		c.mu.Lock()
+		if len(c.queue) == 0 {
+			c.flying = false
+		} else {
+			go c.fly()
+		}
+		c.mu.Unlock()
+		return rev, err
+	}
+	c.queue = append(c.queue, p)
+	c.mu.Unlock()
+
+	select {
+	case <-p.done:
+		return p.rev, p.err
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, q := range c.queue {
+		if q == p {
+			c.queue = append(c.queue[:i], c.queue[i+1:]...)
+			return 0, notStored(ctx.Err())
+		}
+	}
+	return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ctx.Err())
+}
+
+// fly sends batches until nothing is left to send.
+func (c *committer) fly() {
+	for {
+		c.mu.Lock()
+		batch := c.take()
+		if len(batch) == 0 {
+			c.flying = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		c.send(batch)
+	}
+}
+
+// take cuts the next batch off the queue, no key twice.
+func (c *committer) take() []*pendingWrite {
+	if len(c.queue) == 1 {
+		batch := c.queue
+		c.queue = nil
+		return batch
+	}
+	var batch, rest []*pendingWrite
+	keys := make(map[string]bool, min(len(c.queue), maxBatch))
+	for _, p := range c.queue {
+		if len(batch) == maxBatch || keys[p.w.Key] {
+			rest = append(rest, p)
+			continue
+		}
+		keys[p.w.Key] = true
+		batch = append(batch, p)
+	}
+	c.queue = rest
+	return batch
+}
+
+// send stores the writes of batch, together if that succeeds.
+func (c *committer) send(batch []*pendingWrite) {
+	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+	defer cancel()
+	if len(batch) == 1 {
+		batch[0].finish(c.js.putOne(ctx, batch[0].w))
+		return
+	}
+	last, err := c.js.putAll(ctx, batch)
+	switch {
+	case err == nil:
+		for i, p := range batch {
+			p.finish(last-uint64(len(batch)-1-i), nil)
+		}
+	case errors.Is(err, ErrConflict), errors.Is(err, errBatchRefused):
+		half := len(batch) / 2
+		c.send(batch[:half])
+		c.send(batch[half:])
+	default:
+		for _, p := range batch {
+			p.finish(0, err)
+		}
+	}
+}
+
+// errBatchRefused says that nothing of a batch was stored because of the batch
+// itself: its writes may be tried in smaller ones.
+var errBatchRefused = errors.New("the batch was refused")
+
+// batchRefusals are the error codes of JetStream that mean just that.
+var batchRefusals = map[uint16]bool{
+	10174: true, // atomic publish is disabled
+	10175: true, // sequence is missing
+	10176: true, // incomplete and was abandoned
+	10177: true, // unsupported header used
+	10199: true, // batch is too large
+	10210: true, // too many in flight (atomic)
+	10211: true, // too many in flight
+}
+
+// putAll stores the writes of batch atomically and returns the revision of the
+// last; the others' are the numbers before it.
+func (j *js) putAll(ctx context.Context, batch []*pendingWrite) (last uint64, err error) {
+	id := nuid.Next()
+	for i, p := range batch {
+		msg := j.message(p.w)
+		msg.Header[headerBatchID] = []string{id}
+		msg.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
+		if i < len(batch)-1 {
+			if err := j.nc.PublishMsg(msg); err != nil {
+				return 0, notStored(err) // never committed
+			}
+			continue
+		}
+		msg.Header[headerBatchCommit] = []string{"1"}
+		last, err = j.send(ctx, msg, len(batch))
+	}
+	return last, err
+}
