@@ -144,7 +144,7 @@ func closeMembers(request map[string]any) ([]string, error) {
 	for i, item := range list {
 		names[i] = item.(string)
 		if _, ok := properties[names[i]]; !ok {
-			properties[names[i]] = map[string]any{"description": "Known, but this call does not look at it."}
+			properties[names[i]] = map[string]any{"description": "Known, but this call does not look at its value, which may be anything but an object or a list."}
 		}
 	}
 	if len(properties) != len(names) {
