@@ -116,10 +116,17 @@ func (k *keeper) Allow(op Op) error {
 	return kinds.Errorf(kinds.Unavailable, "%s", h.Reason)
 }
 
+// Bucket implements Guard: the time of its making.
+func (k *keeper) Bucket() int64 { return k.created.Load() }
+
 // Acked implements Guard.
-func (k *keeper) Acked(before, revision uint64) error {
-	if revision > before && (revision-before < leap || k.sameBucket()) {
-		return nil
+func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
+	if revision > before && (revision-before < leap || k.sameBucket()) && bucket == k.Bucket() {
+		switch k.health.Load().Verdict {
+		case Waiting, Distrusted:
+			return k.Allow(op)
+		}
+		return nil // an ack is better proof of life than the last look
 	}
 	k.look()
 	if revision > before {

@@ -61,6 +61,7 @@ func (x *expirer) run(ctx context.Context) {
 // else has been written for its key. It reports whether nothing is left to do.
 func (x *expirer) tell(ctx context.Context, e ended) bool {
 	l := x.leases
+	bucket := l.Bucket()
 	if l.Allow(OpExpire) != nil {
 		return false
 	}
@@ -86,7 +87,7 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 			// server's clock: only then it comes up again.
 			return st.Revision != e.Revision || st.Past
 		}
-		_, err := l.write(ctx, c, d)
+		_, err := l.write(ctx, c, d, bucket)
 		if err == nil {
 			return true
 		}

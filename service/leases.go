@@ -38,10 +38,14 @@ type Guard interface {
 	// Allow returns a *kinds.Error of kind unsupported or unavailable if
 	// commands like op may not be tried now.
 	Allow(op Op) error
-	// Acked judges a revision that the bucket issued to a write that was sent
-	// when before was the highest fence seen. An error means that the bucket
-	// went back in time and nothing may be granted on this revision.
-	Acked(before, revision uint64) error
+	// Bucket names the bucket that Allow spoke of: another one after it was
+	// deleted and made again.
+	Bucket() int64
+	// Acked judges a revision issued to a write of op that was allowed for bucket
+	// and sent when before was the highest fence seen. An error means that it was
+	// stored in another bucket, or in one that went back in time: nothing may be
+	// granted on this revision.
+	Acked(op Op, bucket int64, before, revision uint64) error
 	// Suspect is told of a failure that a look at the bucket may explain.
 	Suspect(err error)
 }
@@ -115,6 +119,7 @@ func (l *Leases) Owner(ctx context.Context, key string) (Result, error) {
 // run takes one command to its answer: look, decide, write once, and look again
 // if the write lost a race, until there is a true answer or the time is over.
 func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
+	bucket := l.Bucket() // before Allow, so that it is not newer than the permission
 	if err := l.Allow(c.Op); err != nil {
 		return Result{}, err
 	}
@@ -142,7 +147,7 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 		case d.Write == nil:
 			return l.answer(c, st, d)
 		}
-		res, err := l.write(ctx, c, d)
+		res, err := l.write(ctx, c, d, bucket)
 		if !errors.Is(err, ErrConflict) {
 			return res, err
 		}
@@ -250,14 +255,14 @@ func (l *Leases) now(ctx context.Context) (time.Time, error) {
 
 // write stores what d asks for and makes the reply. ErrConflict means that
 // nothing of it is stored and the key must be looked at again.
-func (l *Leases) write(ctx context.Context, c Command, d Decision) (Result, error) {
+func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64) (Result, error) {
 	rec, w := l.compose(c.Key, d.Write)
 	before := l.view.highest.Load()
-	done, err := l.commit(ctx, w)
+	done, err := l.commit(ctx, c.Op, w)
 	if err != nil {
 		return Result{}, err
 	}
-	if err := l.Acked(before, done.revision); err != nil && !w.Tombstone {
+	if err := l.Acked(c.Op, bucket, before, done.revision); err != nil && !w.Tombstone {
 		return Result{}, l.undo(ctx, c, rec, done, err)
 	}
 	l.view.wrote(c.Key, done.revision, rec, w.Tombstone, w.TTL, done.sent, done.acked)
@@ -328,7 +333,7 @@ type committed struct {
 // commit stores w once. After a try without a verdict it repeats the same
 // condition with the same body: success is ours, and a conflict is resolved by
 // reading the key and comparing the nonce.
-func (l *Leases) commit(ctx context.Context, w *Write) (committed, error) {
+func (l *Leases) commit(ctx context.Context, op Op, w *Write) (committed, error) {
 	sent := time.Now()
 	open := false // a try without a verdict is out
 	var last error
@@ -358,10 +363,11 @@ func (l *Leases) commit(ctx context.Context, w *Write) (committed, error) {
 			last = err
 		}
 		l.Suspect(last)
-		if errors.Is(last, ErrNoBucket) && !open {
-			return committed{}, kinds.Errorf(kinds.Unavailable, "%w", last)
+		over := pause(ctx, try) != nil
+		if err := l.Allow(op); err != nil && !open {
+			return committed{}, err // it was deleted, say
 		}
-		if pause(ctx, try) != nil {
+		if over {
 			if open {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
 			}
@@ -376,7 +382,7 @@ func (l *Leases) undo(ctx context.Context, c Command, rec *Record, done committe
 	e := Entry{Key: c.Key, Revision: done.revision, At: done.acked, Record: rec}
 	if c.Op == OpAcquire {
 		_, w := l.compose(c.Key, tombstone(&e, done.revision, Released))
-		if _, err := l.commit(ctx, w); err != nil {
+		if _, err := l.commit(ctx, OpRelease, w); err != nil {
 			return kinds.Errorf(kinds.Unknown, "%w, and the write could not be taken back", cause)
 		}
 		return kinds.Errorf(kinds.Unavailable, "%w", cause)

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/anishathalye/porcupine"
 	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased/service/kinds"
@@ -207,13 +206,14 @@ func (s *faultyStore) Now(ctx context.Context) (time.Time, error) {
 
 type openGuard struct{}
 
-func (openGuard) Allow(Op) error          { return nil }
-func (openGuard) Acked(_, _ uint64) error { return nil }
-func (openGuard) Suspect(error)           {}
-func (openGuard) Conflict()               {}
-func (openGuard) NoVerdict()              {}
-func (openGuard) ForwardAttempt(_ string) {}
-func (openGuard) Change(_ string)         {}
+func (openGuard) Allow(Op) error                         { return nil }
+func (openGuard) Bucket() int64                          { return 1 }
+func (openGuard) Acked(_ Op, _ int64, _, _ uint64) error { return nil }
+func (openGuard) Suspect(error)                          {}
+func (openGuard) Conflict()                              {}
+func (openGuard) NoVerdict()                             {}
+func (openGuard) ForwardAttempt(_ string)                {}
+func (openGuard) Change(_ string)                        {}
 
 // scheduled is one run in fake time: three instances, five clients, one key.
 func scheduled(t *testing.T, seed uint64) *fault.Run {
@@ -352,21 +352,19 @@ func TestSchedules(t *testing.T) {
 		if len(bad) == 0 && len(rep.Violations) == 0 {
 			continue
 		}
-		t.Errorf("-schedule.seed %d: %s", seed, porcupine.Illegal)
+		// The order of goroutines is not the seed's, so a schedule may need some
+		// tries to fail again: show all of it now.
+		t.Errorf("-schedule.seed %d", seed)
+		for i := range run.Ops {
+			t.Log(&run.Ops[i])
+		}
+		for _, e := range run.Log.Entries {
+			t.Logf("%.1f %v %s", float64(run.Clock.At(e.Time))/1e6, e, e.Body)
+		}
 		for _, v := range rep.Violations {
 			t.Log(v)
 		}
-		if *scheduleSeed != 0 {
-			for i := range run.Ops {
-				t.Log(&run.Ops[i])
-			}
-			for _, e := range run.Log.Entries {
-				t.Logf("%.1f %v %s", float64(run.Clock.At(e.Time))/1e6, e, e.Body)
-			}
-		}
-		if t.Failed() && seed > from+3 {
-			break
-		}
+		break
 	}
 	t.Logf("%d schedules, %d operations, %d grants, %d unknown in %v", to-from+1, ops, grants, unknown, time.Since(start).Round(time.Millisecond))
 }
