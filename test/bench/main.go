@@ -1,0 +1,270 @@
+//go:build linux
+
+// Command bench measures how close the lease service comes to bare JetStream.
+//
+// The same closed loop of callers runs over every contestant: callers that
+// write their leases themselves ("raw", the yardstick), the KV API of nats.go,
+// a naive service, the lease service over external servers and with the server
+// inside, and etcd and redis where they are installed. In each workload the
+// contestants take turns round by round, each on servers of its own that idle
+// meanwhile, and what is told are medians over the rounds and ratios to raw
+// within a round.
+//
+//	go run ./test/bench                                   # all but 1M leases
+//	go run ./test/bench -topologies r1 -workloads cycle -targets raw,leased -c 64
+//	go run ./test/bench -json > bench.json
+//
+// Everything runs on loopback, is bounded in time and ends with this process.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	targets, workloads, topologies []string
+	callers                        []int
+	rounds                         int
+	warm, length, limit            time.Duration
+	conns, instances               int
+	json                           bool
+	natsServer, leased, etcd       string
+	logf                           func(format string, args ...any)
+}
+
+// heavy workloads run only when they are named.
+var heavy = []string{"renew1m", "restart"}
+
+func main() {
+	if len(os.Args) == 4 && os.Args[1] == "serve" {
+		if err := serveChild(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	opts, err := parseFlags(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		os.Exit(0)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	r, err := bench(ctx, opts)
+	if err == nil {
+		err = r.write(os.Stdout, opts.json)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func parseFlags(args []string) (options, error) {
+	o := options{logf: func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+	}}
+	var targetNames, workloadNames, topologyNames, defaultWorkloads []string
+	for _, t := range targets() {
+		targetNames = append(targetNames, t.name)
+	}
+	for _, w := range workloads() {
+		workloadNames = append(workloadNames, w.name)
+		if !slices.Contains(heavy, w.name) {
+			defaultWorkloads = append(defaultWorkloads, w.name)
+		}
+	}
+	for _, t := range topologies {
+		topologyNames = append(topologyNames, t.name)
+	}
+	o.targets, o.workloads, o.topologies, o.callers = targetNames, defaultWorkloads, topologyNames, []int{1, 64, 256}
+
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	list := func(name string, value *[]string, known []string, what string) {
+		f.Func(name, fmt.Sprintf("comma separated %s: %s (default %s)", what, strings.Join(known, ","), strings.Join(*value, ",")), func(s string) error {
+			*value = strings.Split(s, ",")
+			for _, v := range *value {
+				if !slices.Contains(known, v) {
+					return fmt.Errorf("-%s knows %s, not %q", name, strings.Join(known, " "), v)
+				}
+			}
+			return nil
+		})
+	}
+	list("targets", &o.targets, targetNames, "contestants")
+	list("workloads", &o.workloads, workloadNames, "workloads")
+	list("topologies", &o.topologies, topologyNames, "topologies")
+	f.Func("c", "comma separated numbers of callers for cycle (default 1,64,256)", func(s string) error {
+		o.callers = nil
+		for v := range strings.SplitSeq(s, ",") {
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 1 || n > 4096 {
+				return fmt.Errorf("-c takes numbers from 1 to 4096, not %q", v)
+			}
+			o.callers = append(o.callers, n)
+		}
+		return nil
+	})
+	f.IntVar(&o.rounds, "rounds", 3, "rounds; the medians are over them")
+	f.DurationVar(&o.length, "duration", 2*time.Second, "measured time of one contestant in one round")
+	f.DurationVar(&o.warm, "warm", 500*time.Millisecond, "time before it that is not measured")
+	f.DurationVar(&o.limit, "limit", time.Hour, "end of the whole run")
+	f.IntVar(&o.conns, "conns", 2, "NATS or etcd connections the callers share, at least one a server")
+	f.IntVar(&o.instances, "instances", 1, "leased processes beside external servers")
+	f.BoolVar(&o.json, "json", false, "print JSON instead of tables")
+	f.StringVar(&o.natsServer, "nats-server", "", "nats-server to run (default: built, of the version in go.mod)")
+	f.StringVar(&o.leased, "leased", "", "leased to run (default: built from ./cmd/leased)")
+	f.StringVar(&o.etcd, "etcd", "etcd", "etcd to run")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("unknown argument %q", f.Arg(0))
+	}
+	if o.rounds < 1 || o.rounds > 100 || o.length <= 0 || o.length > time.Minute || o.conns < 1 || o.conns > 256 || o.instances < 1 || o.instances > 16 {
+		return o, errors.New("-rounds is 1..100, -duration up to 1m, -conns 1..256, -instances 1..16")
+	}
+	return o, nil
+}
+
+func targets() []target {
+	return []target{rawTarget(), kvTarget(), naiveTarget(), leasedTarget(), embeddedTarget(), proxyTarget(), etcdTarget(), etcdSpareTarget(), redisTarget()}
+}
+
+// bench runs everything that opts select.
+func bench(ctx context.Context, opts options) (*report, error) {
+	ctx, cancel := context.WithTimeout(ctx, opts.limit)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "leased-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	e := &env{opts: opts, nursery: newNursery(), dir: dir, bins: map[string]string{}}
+	defer e.nursery.end()
+	rep := &report{
+		Command: strings.Join(append([]string{"go run ./test/bench"}, os.Args[1:]...), " "),
+		Go:      runtime.Version(), CPUs: runtime.NumCPU(), Started: time.Now().UTC(),
+		Rounds: opts.rounds, Length: opts.length,
+	}
+	for _, t := range topologies {
+		if slices.Contains(opts.topologies, t.name) {
+			if err := benchTopology(ctx, e, t, rep); err != nil {
+				return rep, err
+			}
+		}
+	}
+	rep.Took = time.Since(rep.Started)
+	return rep, nil
+}
+
+// benchTopology starts the contestants that have work here and lets them take
+// turns in one workload after the other.
+func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
+	var todo []workload
+	for _, w := range workloads() {
+		if slices.Contains(e.opts.workloads, w.name) {
+			todo = append(todo, w)
+		}
+	}
+	var runs []*run
+	defer func() {
+		for _, r := range runs {
+			r.system.close()
+		}
+	}()
+	for _, target := range targets() {
+		needed := slices.ContainsFunc(todo, func(w workload) bool { return w.has(target) })
+		if !slices.Contains(e.opts.targets, target.name) || !slices.Contains(target.topologies, t.name) || !needed {
+			continue
+		}
+		if target.missing != nil {
+			if why := target.missing(e); why != "" {
+				rep.skip(e, t.name, "", target.name, why)
+				continue
+			}
+		}
+		system, err := target.start(ctx, e, t)
+		if err != nil {
+			rep.skip(e, t.name, "", target.name, err.Error())
+			continue
+		}
+		runs = append(runs, &run{env: e, target: target, system: system})
+	}
+	for _, w := range todo {
+		callers := w.callers
+		if callers == nil {
+			callers = e.opts.callers
+		}
+		for _, c := range callers {
+			if err := benchWorkload(ctx, e, t, w, c, runs, rep); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (w workload) has(t target) bool {
+	if w.only == nil {
+		return !t.grantless
+	}
+	return slices.Contains(w.only, t.name)
+}
+
+func benchWorkload(ctx context.Context, e *env, t topology, w workload, callers int, runs []*run, rep *report) error {
+	var in []*run
+	var units []func(context.Context, *worker) error
+	for _, r := range runs {
+		if !w.has(r.target) {
+			continue
+		}
+		if most := r.target.maxHeld; most > 0 && w.held > most {
+			rep.skip(e, t.name, w.name, r.target.name, fmt.Sprintf("it takes minutes to grant more than %d leases", most))
+			continue
+		}
+		if err := r.prepare(ctx, callers, w); err != nil {
+			rep.skip(e, t.name, w.name, r.target.name, err.Error())
+			continue
+		}
+		in = append(in, r)
+		var unit func(context.Context, *worker) error
+		if w.unit != nil {
+			unit = w.unit(r, callers)
+		}
+		units = append(units, unit)
+	}
+	length := max(e.opts.length, w.length)
+	for round := range e.opts.rounds {
+		for _, i := range interleave(len(in), round) {
+			if ctx.Err() != nil {
+				return fmt.Errorf("the run was ended: %w", ctx.Err())
+			}
+			var c cell
+			if w.unit == nil {
+				c = restart(ctx, in[i].system)
+			} else {
+				c = drive(ctx, callers, e.opts.warm, length, in[i].system.procs(), units[i])
+			}
+			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, in[i].target.name, round, w.held
+			rep.Cells = append(rep.Cells, c)
+			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s",
+				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError)
+		}
+	}
+	return nil
+}

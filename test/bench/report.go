@@ -1,0 +1,180 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"text/tabwriter"
+	"time"
+)
+
+// A report is all that a run found.
+type report struct {
+	Command string        `json:"command"`
+	Go      string        `json:"go"`
+	CPUs    int           `json:"cpus"`
+	Started time.Time     `json:"started"`
+	Took    time.Duration `json:"took_ns"`
+	Rounds  int           `json:"rounds"`
+	Length  time.Duration `json:"length_ns"`
+	Skipped []skipped     `json:"skipped"`
+	Rows    []row         `json:"rows"`
+	Cells   []cell        `json:"cells"`
+}
+
+type skipped struct {
+	Topology string `json:"topology"`
+	Workload string `json:"workload,omitempty"` // "" for all of them
+	Target   string `json:"target"`
+	Why      string `json:"why"`
+}
+
+// A row is a contestant in a workload: medians over the rounds. Ratios are to
+// the workload's baseline, taken round by round, 0 where there is none.
+type row struct {
+	Topology  string             `json:"topology"`
+	Workload  string             `json:"workload"`
+	Callers   int                `json:"callers"`
+	Target    string             `json:"target"`
+	OpsPerSec float64            `json:"ops_per_sec"`
+	P50       time.Duration      `json:"p50_ns"`
+	P99       time.Duration      `json:"p99_ns"`
+	CPUPer1k  float64            `json:"cpu_ms_per_1k_ops"`
+	CPUByName map[string]float64 `json:"cpu_ms_per_1k_by"`
+	RSS       float64            `json:"rss_bytes"`
+	RSSByName map[string]float64 `json:"rss_bytes_by"`
+	Errors    int                `json:"errors"`
+	Foreign   float64            `json:"foreign_cpus"`
+	Base      string             `json:"base"`
+	OpsRatio  float64            `json:"ops_ratio"`
+	P50Ratio  float64            `json:"p50_ratio"`
+	P99Ratio  float64            `json:"p99_ratio"`
+}
+
+func (r *report) skip(e *env, topology, workload, target, why string) {
+	r.Skipped = append(r.Skipped, skipped{topology, workload, target, why})
+	e.opts.logf("skipped: %s %s %s: %s", topology, workload, target, why)
+}
+
+// rows sums the cells up, in the order in which they first came.
+func (r *report) rows() []row {
+	type group struct {
+		topology, workload string
+		callers            int
+		target             string
+	}
+	var order []group
+	cells := map[group][]cell{}
+	for _, c := range r.Cells {
+		g := group{c.Topology, c.Workload, c.Callers, c.Target}
+		if cells[g] == nil {
+			order = append(order, g)
+		}
+		cells[g] = append(cells[g], c)
+	}
+	base := map[string]string{}
+	for _, w := range workloads() {
+		base[w.name] = w.baseline()
+	}
+	var out []row
+	for _, g := range order {
+		mine := cells[g]
+		over := func(value func(cell) float64) float64 {
+			var values []float64
+			for _, c := range mine {
+				values = append(values, value(c))
+			}
+			return median(values)
+		}
+		yardstick := cells[group{g.topology, g.workload, g.callers, base[g.workload]}]
+		ratio := func(value func(cell) float64) float64 {
+			by := func(cs []cell) map[int]float64 {
+				m := map[int]float64{}
+				for _, c := range cs {
+					m[c.Round] = value(c)
+				}
+				return m
+			}
+			if x := median(ratios(by(mine), by(yardstick))); !math.IsNaN(x) {
+				return x
+			}
+			return 0
+		}
+		ops := func(c cell) float64 { return c.OpsPerSec }
+		p50 := func(c cell) float64 { return float64(c.P50) }
+		p99 := func(c cell) float64 { return float64(c.P99) }
+		one := row{
+			Topology: g.topology, Workload: g.workload, Callers: g.callers, Target: g.target,
+			OpsPerSec: over(ops), P50: time.Duration(over(p50)), P99: time.Duration(over(p99)),
+			CPUPer1k: over(func(c cell) float64 { return c.CPUPer1k }),
+			Foreign:  over(func(c cell) float64 { return c.Foreign }),
+			RSS:      over(func(c cell) float64 { return float64(c.RSS) }),
+			Base:     base[g.workload], OpsRatio: ratio(ops), P50Ratio: ratio(p50), P99Ratio: ratio(p99),
+			CPUByName: map[string]float64{}, RSSByName: map[string]float64{},
+		}
+		for name := range mine[0].RSSByName {
+			one.CPUByName[name] = over(func(c cell) float64 { return c.CPUByName[name] })
+			one.RSSByName[name] = over(func(c cell) float64 { return float64(c.RSSByName[name]) })
+		}
+		for _, c := range mine {
+			one.Errors += c.Errors
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func (r *report) write(w io.Writer, asJSON bool) error {
+	r.Rows = r.rows()
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	about := map[string]string{}
+	for _, wl := range workloads() {
+		about[wl.name] = wl.about
+	}
+	fmt.Fprintf(w, "%s\n%s, %s, %d CPUs, %d rounds of %v, %v in all\n", r.Command, r.Started.Format(time.DateTime), r.Go, r.CPUs, r.Rounds, r.Length, r.Took.Round(time.Second))
+	for _, s := range r.Skipped {
+		fmt.Fprintf(w, "skipped: %s %s %s: %s\n", s.Topology, s.Workload, s.Target, s.Why)
+	}
+	var tab *tabwriter.Writer
+	last := ""
+	for _, x := range r.Rows {
+		title := fmt.Sprintf("\n%s %s C=%d: %s\n", x.Topology, x.Workload, x.Callers, about[x.Workload])
+		if title != last {
+			if tab != nil {
+				tab.Flush()
+			}
+			fmt.Fprint(w, title)
+			tab = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+			fmt.Fprintln(tab, "target\tops/s\tp50\tp99\tCPU ms/1k\tRSS MB\tops x"+x.Base+"\tp50 x\tp99 x\tforeign CPUs\terrors\t")
+			last = title
+		}
+		fmt.Fprintf(tab, "%s\t%.0f\t%s\t%s\t%.1f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t\n", x.Target, x.OpsPerSec, short(x.P50), short(x.P99),
+			x.CPUPer1k, x.RSS/1e6, x.OpsRatio, x.P50Ratio, x.P99Ratio, x.Foreign, x.Errors)
+	}
+	if tab != nil {
+		return tab.Flush()
+	}
+	return nil
+}
+
+// short writes d with three digits.
+func short(d time.Duration) string {
+	switch {
+	case d < 10*time.Microsecond:
+		return d.String()
+	case d < time.Millisecond:
+		return fmt.Sprintf("%dus", d.Microseconds())
+	case d < 100*time.Millisecond:
+		return fmt.Sprintf("%.2fms", d.Seconds()*1000)
+	case d < time.Second:
+		return fmt.Sprintf("%.0fms", d.Seconds()*1000)
+	}
+	return fmt.Sprintf("%.2fs", d.Seconds())
+}
