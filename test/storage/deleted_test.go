@@ -1,0 +1,203 @@
+package storage
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leased/leased/internal/testnats"
+)
+
+// A bucket that is deleted while it is used must not make two holders of one
+// key: whatever was granted in it holds until its time is over.
+
+// deleted is what clients saw around a deletion of the bucket.
+type deleted struct {
+	at    time.Time // the delete was acknowledged
+	mu    sync.Mutex
+	seen  []reply // in order of arrival
+	names []string
+}
+
+func (d *deleted) add(name string, r reply) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.seen, d.names = append(d.seen, r), append(d.names, name)
+}
+
+// TestBucketDeletedUnderLoad is rows P04 and 16: each call is answered within a
+// second, nothing is granted until all known leases are over, and the service
+// comes back by itself.
+func TestBucketDeletedUnderLoad(t *testing.T) {
+	for _, instances := range []int{1, 3} {
+		t.Run(fmt.Sprint(instances), func(t *testing.T) {
+			t.Parallel()
+			n := testnats.Server(t)
+			var ins []*instance
+			for range instances {
+				ins = append(ins, serve(t, n.URL))
+			}
+			for _, in := range ins {
+				in.waitReady(t)
+			}
+			admin := callerOn(t, n.URL)
+			const hold = 6 * time.Second
+			held := admin.grant("held", "A", hold)
+			for i := range 50 {
+				admin.grant(fmt.Sprintf("old-%d", i), "A", 3*time.Second)
+			}
+			highest := bucketOf(t, admin.nc).State.LastSeq
+
+			var d deleted
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			for w := range 16 {
+				nc := testnats.Connect(t, n.URL)
+				wg.Go(func() {
+					for i := 0; ; i++ {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						// Half of them fight for the key that is held, half take new keys.
+						key := "held"
+						if w%2 == 0 {
+							key = fmt.Sprintf("new-%d-%d", w, i)
+						}
+						r, err := call(nc, "acquire", map[string]any{"key": key, "holder": fmt.Sprintf("w%d", w), "ttl_ms": 1000})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						d.add(key, r)
+						time.Sleep(time.Millisecond)
+					}
+				})
+			}
+			time.Sleep(300 * time.Millisecond)
+			before := time.Now()
+			if err := api(admin.nc, "STREAM.DELETE.KV_leases", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			d.at = time.Now()
+			end := held.sent.Add(hold)
+			ended := held.got.Add(hold)
+
+			testnats.Eventually(t, 12*time.Second, func() bool { return admin.acquire("probe", "P", time.Second).Kind == "granted" }, "no grant any more")
+			back := time.Now()
+			first := uint64(bucketOf(t, admin.nc).Config["first_seq"].(float64)) // of the new bucket
+			for _, in := range ins {
+				in.waitReady(t)
+			}
+			close(stop)
+			wg.Wait()
+
+			if back.Before(end) {
+				t.Errorf("a key was granted %v before the last known lease was over", end.Sub(back))
+			}
+			if back.Sub(ended) > 4*time.Second {
+				t.Errorf("granted again only %v after the last known lease was over", back.Sub(ended))
+			}
+			if back.Sub(d.at) > 10*time.Second {
+				t.Errorf("back after %v", back.Sub(d.at))
+			}
+			early, slow := 0, time.Duration(0)
+			kinds := map[string]int{}
+			for i, r := range d.seen {
+				if r.got.Before(before) {
+					continue
+				}
+				// A write that was on its way when the bucket went is lost without a
+				// word, and that takes a second to find out.
+				if r.sent.After(d.at) {
+					slow = max(slow, r.got.Sub(r.sent))
+				} else if took := r.got.Sub(r.sent); took > 1500*time.Millisecond {
+					t.Errorf("a call that was on its way when the bucket was deleted took %v: %s", took, r.Kind)
+				}
+				switch {
+				case r.Kind == "granted" && r.Revision >= first && r.got.Before(end):
+					if early++; early <= 3 {
+						t.Errorf("%s granted to %s, revision %d, %v after the deletion and %v before the old leases are over",
+							d.names[i], r.Holder, r.Revision, r.got.Sub(d.at), end.Sub(r.got))
+					}
+				case r.Kind == "granted" && d.names[i] == "held" && r.got.Before(end):
+					t.Errorf("two holders: %s and %s of the key", held.Holder, r.Holder)
+				}
+				if r.got.Before(end) {
+					kinds[r.Kind]++
+				}
+				if r.Kind == "granted" && r.sent.After(d.at) && r.Revision <= highest {
+					t.Errorf("revision %d after %d", r.Revision, highest)
+				}
+			}
+			if early > 3 {
+				t.Errorf("%d early grants in all", early)
+			}
+			if slow > time.Second {
+				t.Errorf("the slowest call took %v", slow)
+			}
+			t.Logf("answers between the deletion and the end of the old leases: %v; slowest %v; back after %v", kinds, slow, back.Sub(d.at))
+		})
+	}
+}
+
+// TestBucketDeletedAndNewInstance: an instance that starts when the bucket has
+// just been deleted makes no second holder while its peers know of a first one.
+func TestBucketDeletedAndNewInstance(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	// The peer looks at the bucket late: its connections are slow, not cut.
+	link := testnats.Relay(t, n.URL)
+	serve(t, link.URL()).waitReady(t)
+	const ttl = 8 * time.Second
+	c := callerOn(t, n.URL)
+	held := c.grant("k", "A", ttl)
+	end := held.sent.Add(ttl)
+	link.Delay(100*time.Millisecond, 0)
+	if err := api(c.nc, "STREAM.DELETE.KV_leases", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	young := serve(t, n.URL, apiPrefix("young"))
+	for {
+		r, err := callAt(c.nc, "young", "acquire", map[string]any{"key": "k", "holder": "B", "ttl_ms": 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Kind == "granted" {
+			if left := end.Sub(r.got); left > 0 {
+				t.Errorf("two holders: B got the key %v before the end of A's lease", left)
+			}
+			break
+		}
+		if time.Since(end) > 5*time.Second {
+			t.Fatalf("still %s: %s; %v", r.Kind, r.Error, young.failing())
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// TestBucketMadeByTwo: what one instance grants in a new bucket survives that
+// the other one, which made it, hears of it late.
+func TestBucketMadeByTwo(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	link := testnats.Relay(t, n.URL)
+	link.Delay(500*time.Millisecond, 0, testnats.Down)
+	far := serve(t, link.URL(), apiPrefix("far"))
+	c := callerOn(t, n.URL)
+	testnats.Eventually(t, 10*time.Second, func() bool { return api(c.nc, "STREAM.INFO.KV_leases", nil, nil) == nil }, "no bucket")
+	serve(t, n.URL).waitReady(t)
+	var held []reply
+	for i := range 20 {
+		held = append(held, c.grant(fmt.Sprintf("k-%d", i), "A", 20*time.Second))
+	}
+	link.Delay(0, 0)
+	far.waitReady(t)
+	for _, l := range held {
+		if r := c.owner(l.Key); r.Revision != l.Revision {
+			t.Errorf("%s: granted with revision %d, now %s %d", l.Key, l.Revision, r.Kind, r.Revision)
+		}
+	}
+}
