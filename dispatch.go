@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -72,7 +73,7 @@ func (ep *endpoint) take(m micro.Request) {
 	in := incoming{reply: m.Reply(), data: m.Data(), header: nats.Header(m.Headers()), received: time.Now()}
 	ep.count.Begin()
 	if in.reply == "" {
-		ep.finish(kinds.NoReply, in.received)
+		ep.finish(in.received, answer{kind: kinds.NoReply})
 		return
 	}
 	if err := s.leases.Allow(service.OpOwner); kinds.Of(err) == kinds.Unsupported {
@@ -88,8 +89,9 @@ func (ep *endpoint) take(m micro.Request) {
 	s.calls.Add(1)
 	go func() {
 		defer s.calls.Done()
-		defer func() { <-ep.slots }()
-		ep.handle(in)
+		release := sync.OnceFunc(func() { <-ep.slots })
+		defer release()
+		ep.handle(in, release)
 	}()
 }
 
@@ -102,25 +104,35 @@ type incoming struct {
 }
 
 // handle takes one request from its bytes to its reply: decode, validate, call.
-func (ep *endpoint) handle(in incoming) {
-	defer func() {
-		if p := recover(); p != nil {
-			ep.s.metrics.Panic()
-			ep.s.log.Error("a handler panicked", "endpoint", ep.Name, "panic", p, "stack", string(debug.Stack()))
-			ep.fail(in, &kinds.Error{Kind: kinds.Internal, Text: "the service failed on this request; its log says how"})
+// park gives the call's place in flight to another.
+func (ep *endpoint) handle(in incoming, park func()) {
+	var a answer
+	err := ep.s.safely(ep.Name, func() error {
+		decoded, err := ep.request.Decode(in.data)
+		if err != nil {
+			return kinds.Errorf(kinds.Invalid, "%w", err)
 		}
-	}()
-	decoded, err := ep.request.Decode(in.data)
-	if err != nil {
-		ep.fail(in, kinds.Errorf(kinds.Invalid, "%w", err))
-		return
-	}
-	a, err := ep.serve(ep.s.callCtx, ep.s, &request{decoded, in.header, in.received})
+		a, err = ep.serve(ep.s.callCtx, ep.s, &request{decoded, in.header, in.received, park})
+		return err
+	})
 	if err != nil {
 		ep.fail(in, err)
 		return
 	}
 	ep.reply(in, a, nil)
+}
+
+// safely runs f; a panic in it becomes an internal error, logged with its stack
+// and counted, and the service lives.
+func (s *Service) safely(endpoint string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.metrics.Panic()
+			s.log.Error("a handler panicked", "endpoint", endpoint, "panic", p, "stack", string(debug.Stack()))
+			err = &kinds.Error{Kind: kinds.Internal, Text: "the service failed on this request; its log says how"}
+		}
+	}()
+	return f()
 }
 
 // fail answers with the error's kind.
@@ -137,15 +149,21 @@ func (ep *endpoint) fail(in incoming, err error) {
 
 // reply is the one way out: count, then send.
 func (ep *endpoint) reply(in incoming, a answer, header nats.Header) {
-	ep.finish(a.kind, in.received)
+	ep.finish(in.received, a)
 	err := ep.s.front.PublishMsg(&nats.Msg{Subject: in.reply, Header: header, Data: a.body})
 	if err != nil {
 		ep.s.log.Warn("a reply could not be sent", "endpoint", ep.Name, "kind", string(a.kind), "error", err)
 	}
 }
 
-func (ep *endpoint) finish(k kinds.Kind, received time.Time) {
-	ep.count.Reply(k, time.Since(received))
+func (ep *endpoint) finish(received time.Time, a answer) {
+	took := time.Since(received)
+	if a.kind != "" {
+		ep.count.Reply(a.kind, took)
+	}
+	for _, k := range a.counts {
+		ep.count.Reply(k, took)
+	}
 	ep.count.End()
 }
 

@@ -26,10 +26,12 @@ type Row struct {
 // handler answers one valid request. An error becomes an error reply of its kind.
 type handler func(ctx context.Context, s *Service, r *request) (answer, error)
 
-// answer is the body of a reply and the kind it is counted as.
+// answer is the body of a reply and the kind it is counted as. A call that
+// answers for many leases counts each, in counts, and has no kind of its own.
 type answer struct {
-	kind kinds.Kind
-	body []byte
+	kind   kinds.Kind
+	counts []kinds.Kind
+	body   []byte
 }
 
 // request is one decoded request.
@@ -37,6 +39,8 @@ type request struct {
 	schemas.Request
 	header   nats.Header
 	received time.Time
+	// park gives the call's place among the calls in flight to another: it waits.
+	park func()
 }
 
 // always are the errors that every call can answer.
@@ -51,7 +55,10 @@ var table = []Row{
 		Does:  "Grants a key to a holder for ttl_ms if nobody holds it; says who holds it otherwise; returns the caller's own lease unchanged.",
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Acquire(ctx, r.Key, r.Holder, r.TTL, ""))
+			if r.Wait == 0 {
+				return leaseAnswer(s.leases.Acquire(ctx, r.Key, r.Holder, r.TTL, r.Meta))
+			}
+			return leaseAnswer(s.leases.AcquireWait(ctx, r.Key, r.Holder, r.TTL, r.Meta, r.received.Add(r.Wait), r.park))
 		},
 	},
 	{
@@ -86,6 +93,31 @@ var table = []Row{
 			kinds.RequestTooLarge, kinds.ReplyTooLarge),
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
 			return s.forwardAnswer(s.leases.Forward(ctx, r.Key, r.Payload, r.header, r.received.Add(r.Timeout)))
+		},
+	},
+	{
+		Name:  "list",
+		Does:  "A page of the leases that the answering instance sees, sorted by key.",
+		Kinds: answers(kinds.Listed),
+		serve: func(_ context.Context, s *Service, r *request) (answer, error) {
+			return s.listAnswer(s.leases.List(r.Prefix, r.Holder, r.After, r.Limit))
+		},
+	},
+	{
+		Name:  "evict",
+		Does:  "Frees a key whoever holds it, if revision is the current one; for operators.",
+		Kinds: answers(kinds.Evicted, kinds.Lost, kinds.Unknown),
+		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
+			return leaseAnswer(s.leases.Evict(ctx, r.Key, r.Revision))
+		},
+	},
+	{
+		Name: "renew_many",
+		Does: "Renews up to 1000 leases of one holder; each gets the reply that renew would give it, in order.",
+		// Counted lease by lease, as renew is.
+		Kinds: answers(kinds.Renewed, kinds.Lost, kinds.Unknown),
+		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
+			return s.renewMany(ctx, r)
 		},
 	},
 }

@@ -84,6 +84,7 @@ func Start(o Options) (*Service, error) {
 	}
 	o.Metrics.SetService(metrics.Service{
 		LeasesHeld:   func() int { return int(s.leases.Held()) },
+		Waiters:      s.leases.Waiting,
 		HighestFence: s.leases.Fence,
 		ClockOffset:  s.leases.ClockOffset,
 		Bucket: func() (metrics.BucketState, []metrics.Warning) {
@@ -192,10 +193,12 @@ func (s *Service) Look() { s.leases.Look() }
 func (s *Service) Drain(ctx context.Context) error {
 	s.stop()
 	<-s.joined
+	defer s.leases.Close()
 	var err error
 	if s.micro != nil {
 		err = s.drainRequests(ctx)
 	}
+	s.leases.Leaving()
 	if ended := s.answering(ctx); ended != nil {
 		s.abort(service.ErrStopping)
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
@@ -206,7 +209,6 @@ func (s *Service) Drain(ctx context.Context) error {
 	if s.front.IsConnected() {
 		err = errors.Join(err, s.front.FlushTimeout(2*time.Second))
 	}
-	s.leases.Close()
 	return err
 }
 

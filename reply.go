@@ -1,10 +1,13 @@
 package leased
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -28,12 +31,13 @@ type (
 		ExpiresAt  service.Timestamp `json:"expires_at"`
 		TTLMillis  int64             `json:"ttl_ms"`
 		LeftMillis int64             `json:"left_ms"`
+		Meta       string            `json:"meta,omitempty"`
 	}
 	freedBody struct {
 		Released bool   `json:"released"`
 		Held     bool   `json:"held"`
 		Key      string `json:"key"`
-		Holder   string `json:"holder"`
+		Holder   string `json:"holder,omitempty"`
 		Revision uint64 `json:"revision"`
 	}
 	freeBody struct {
@@ -47,6 +51,7 @@ type (
 		Attempts int    `json:"attempts"`
 	}
 	errorBody struct {
+		Key      string     `json:"key,omitempty"` // in a list of replies
 		Error    string     `json:"error"`
 		Kind     kinds.Kind `json:"kind"`
 		Holder   string     `json:"holder,omitempty"`
@@ -55,7 +60,7 @@ type (
 )
 
 func members(l service.Lease) leaseMembers {
-	return leaseMembers{l.Key, l.Holder, l.Revision, l.AcquiredAt, l.ExpiresAt, l.TTL.Milliseconds(), l.Left.Milliseconds()}
+	return leaseMembers{l.Key, l.Holder, l.Revision, l.AcquiredAt, l.ExpiresAt, l.TTL.Milliseconds(), l.Left.Milliseconds(), l.Meta}
 }
 
 // leaseAnswer makes the reply of a lease call.
@@ -80,6 +85,66 @@ func leaseAnswer(r service.Result, err error) (answer, error) {
 	return encode(r.Kind, body)
 }
 
+// listAnswer makes the reply of a page, cut where it would not fit the connection.
+func (s *Service) listAnswer(leases []service.Lease, more bool, err error) (answer, error) {
+	if err != nil {
+		return answer{}, err
+	}
+	room := int(s.front.MaxPayload()) - 1024 // for what is around the leases
+	page := make([]json.RawMessage, 0, len(leases))
+	for i, l := range leases {
+		b, err := json.Marshal(members(l))
+		if err != nil {
+			return answer{}, err
+		}
+		if room -= len(b) + 1; room < 0 {
+			leases, more = leases[:i], true
+			break
+		}
+		page = append(page, b)
+	}
+	body := struct {
+		Leases []json.RawMessage `json:"leases"`
+		Next   string            `json:"next,omitempty"`
+	}{Leases: page}
+	if more && len(leases) > 0 {
+		body.Next = leases[len(leases)-1].Key
+	}
+	return encode(kinds.Listed, body)
+}
+
+// renewManyAtOnce bounds the writes one renew_many has in flight.
+const renewManyAtOnce = 256
+
+// renewMany renews the leases of r side by side and answers for each in order.
+func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
+	replies := make([]json.RawMessage, len(r.Leases))
+	counts := make([]kinds.Kind, len(r.Leases))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(renewManyAtOnce, len(r.Leases)) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(r.Leases); i = int(next.Add(1)) - 1 {
+				p := r.Leases[i]
+				var a answer
+				err := s.safely("renew_many", func() (err error) {
+					a, err = leaseAnswer(s.leases.Renew(ctx, p.Key, r.Holder, p.Revision, r.TTL))
+					return err
+				})
+				if err != nil {
+					a, _ = errorAnswerOf(p.Key, err)
+				}
+				replies[i], counts[i] = a.body, a.kind
+			}
+		})
+	}
+	wg.Wait()
+	body, err := json.Marshal(struct {
+		Leases []json.RawMessage `json:"leases"`
+	}{replies})
+	return answer{counts: counts, body: body}, err
+}
+
 // forwardAnswer makes the reply of a forward, if it fits the connection.
 func (s *Service) forwardAnswer(f service.Forwarded, err error) (answer, error) {
 	if err != nil {
@@ -100,18 +165,21 @@ func (s *Service) forwardAnswer(f service.Forwarded, err error) (answer, error) 
 
 func encode(k kinds.Kind, body any) (answer, error) {
 	b, err := json.Marshal(body)
-	return answer{k, b}, err
+	return answer{kind: k, body: b}, err
 }
 
 // errorAnswer makes the body of an error reply and the sentence in it. What is
 // not an error of the contract is internal, and its text stays inside.
-func errorAnswer(err error) (answer, string) {
+func errorAnswer(err error) (answer, string) { return errorAnswerOf("", err) }
+
+// errorAnswerOf is errorAnswer for one key of many.
+func errorAnswerOf(key string, err error) (answer, string) {
 	var e *kinds.Error
 	if !errors.As(err, &e) {
 		e = &kinds.Error{Kind: kinds.Internal, Text: "the service failed; its log says how"}
 	}
 	text := sentence(e.Text)
-	a, err := encode(e.Kind, errorBody{text, e.Kind, e.Holder, e.Revision})
+	a, err := encode(e.Kind, errorBody{key, text, e.Kind, e.Holder, e.Revision})
 	if err != nil {
 		panic(err) // strings and numbers
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/leased/leased/internal/corpus"
 )
 
-var calls = []string{"acquire", "forward", "owner", "release", "renew"}
+var calls = []string{"acquire", "evict", "forward", "list", "owner", "release", "renew", "renew_many"}
 
 func loadSet(t testing.TB) *Set {
 	t.Helper()

@@ -24,7 +24,22 @@ type Request struct {
 	Revision uint64        // 1 or more
 	Timeout  time.Duration // of a forward; the schema's default if it was not sent
 	Payload  []byte        // decoded; nil if absent or empty
+	Wait     time.Duration // of an acquire
+	Meta     string
+	Prefix   string // list
+	After    string // list: the key before the page
+	Limit    int    // list
+	Leases   []Pair // renew_many
 }
+
+// Pair is a key and the revision its holder knows.
+type Pair struct {
+	Key      string
+	Revision uint64
+}
+
+// maxMeta bounds meta in bytes, which its schema can only bound in characters.
+const maxMeta = 512
 
 // fields says where the members that requests use go. Values come here after the schema has accepted them.
 var fields = map[string]func(*Request, any){
@@ -36,6 +51,19 @@ var fields = map[string]func(*Request, any){
 	"payload": func(r *Request, v any) {
 		if s := v.(string); s != "" {
 			r.Payload, _ = canonicalBase64(s)
+		}
+	},
+	"wait_ms": func(r *Request, v any) { r.Wait = time.Duration(whole(v)) * time.Millisecond },
+	"meta":    func(r *Request, v any) { r.Meta = v.(string) },
+	"prefix":  func(r *Request, v any) { r.Prefix = v.(string) },
+	"after":   func(r *Request, v any) { r.After = v.(string) },
+	"limit":   func(r *Request, v any) { r.Limit = int(whole(v)) },
+	"leases": func(r *Request, v any) {
+		items := v.([]any)
+		r.Leases = make([]Pair, len(items))
+		for i, item := range items {
+			m := item.(map[string]any)
+			r.Leases[i] = Pair{m["key"].(string), whole(m["revision"])}
 		}
 	},
 }
@@ -71,7 +99,25 @@ func (s *Schema) Decode(raw []byte) (Request, error) {
 			fields[name](&req, v)
 		}
 	}
+	if err := req.check(); err != nil {
+		return Request{}, err
+	}
 	return req, nil
+}
+
+// check holds what a schema cannot say.
+func (r *Request) check() error {
+	if len(r.Meta) > maxMeta {
+		return breaks(place{member: "meta"}, "must have at most %d bytes in UTF-8, got %d", maxMeta, len(r.Meta))
+	}
+	seen := make(map[string]bool, len(r.Leases))
+	for i, p := range r.Leases {
+		if seen[p.Key] {
+			return breaks(place{list: "leases", index: i, member: "key"}, "must not stand twice in leases, got %s", quote(p.Key))
+		}
+		seen[p.Key] = true
+	}
+	return nil
 }
 
 // node is what the token pass must know of a schema to refuse early what the schema could never accept.

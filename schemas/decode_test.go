@@ -39,7 +39,7 @@ func TestDecode(t *testing.T) {
 // TestSentences shows every kind of error once: it is read by people and must not change by accident.
 func TestSentences(t *testing.T) {
 	set := loadSet(t)
-	const known = "; known members are key, holder, ttl_ms, revision, timeout_ms, payload"
+	const known = "; known members are key, holder, ttl_ms, revision, timeout_ms, payload, wait_ms, meta, prefix, after, limit, leases"
 	for _, c := range []struct{ call, body, member, want string }{
 		{"acquire", ``, "", `the request must be one JSON object, got nothing`},
 		{"acquire", " \n", "", `the request must be one JSON object, got nothing`},
@@ -103,7 +103,7 @@ func TestSchemaDecides(t *testing.T) {
       "minimum": 1000`, `"type": "string",
       "minimum": 1000`, old, "ttl_ms must be a string, got 5000"},
 		{"defs.json", `"ttl_ms", "revision"`, `"revision"`, old, "not in the list of propertyNames"},
-		{"defs.json", `"timeout_ms", "payload"]`, `"timeout_ms", "payload", "colour"]`, `{"colour":1}`, "key is missing"},
+		{"defs.json", `"limit", "leases"]`, `"limit", "leases", "colour"]`, `{"colour":1}`, "key is missing"},
 		{"acquire.request.json", `["key", "holder", "ttl_ms"]`, `["key", "holder", "ttl_ms", "payload"]`, old, "payload is missing"},
 		{"acquire.request.json", `"$ref": "defs.json#/$defs/ttl_ms"`, `"type": "integer"`, bad, ""},
 		{"acquire.request.json", `{"$ref": "defs.json#/$defs/key"}`, `{"type": "string", "const": "x"}`, old, `key must keep its rule const, got "k"`},

@@ -116,6 +116,9 @@ func TestFilesAgree(t *testing.T) {
 		if err != nil && (strings.Contains(err.Error(), "must be a number") || strings.Contains(err.Error(), "must be a plain value")) {
 			continue // a literal too long, nesting
 		}
+		if err != nil && (strings.Contains(err.Error(), "bytes in UTF-8") || strings.Contains(err.Error(), "must not stand twice in leases")) {
+			continue // check says what a schema cannot
+		}
 		doc, parseErr := parse(test.Body)
 		if parseErr != nil {
 			t.Fatal(parseErr)
@@ -154,14 +157,14 @@ func TestLoadErrors(t *testing.T) {
 		{"owner.request.json", `"key": {"$ref"`, `"colour": {"$ref"`, "not in the list"},
 		{"owner.request.json", `"key": {"$ref": "defs.json#/$defs/key"}`, `"key": {"$ref": "defs.json#/$defs/key"}, "payload": {"type": "array"}, "holder": 5`, "compilation failed"},
 		{"owner.request.json", `{`, `[`, "owner.request.json"},
-		{"defs.json", `"timeout_ms", "payload"]`, `"timeout_ms"]`, "not in the list"},
+		{"defs.json", `"limit", "leases"]`, `"limit"]`, "not in the list"},
 		{"event.json", `"record": {`, `"lease": {`, "refers to nothing"},
 	} {
 		if _, err := read(changed(t, c.file, c.from, c.to)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s with %s: got %v, want %q", c.file, c.to, err, c.want)
 		}
 	}
-	fsys := changed(t, "defs.json", `"payload"]`, `"payload", "colour"]`)
+	fsys := changed(t, "defs.json", `"leases"]`, `"leases", "colour"]`)
 	raw, _ := fs.ReadFile(fsys, "owner.request.json")
 	fsys["owner.request.json"].Data = bytes.Replace(raw, []byte(`"key": {`), []byte(`"colour": {"type": "string"}, "key": {`), 1)
 	if _, err := read(fsys); err == nil || !strings.Contains(err.Error(), `no field for member "colour"`) {
@@ -240,7 +243,7 @@ func TestErrorReplies(t *testing.T) {
 		"owner_timeout": "acquire renew release owner", "request_too_large": "acquire renew release owner", "reply_too_large": "acquire renew release owner",
 		"granted": "acquire renew release owner forward", "": "acquire renew release owner forward",
 	}
-	for _, call := range calls {
+	for _, call := range []string{"acquire", "forward", "owner", "release", "renew"} {
 		for kind, not := range kinds {
 			body := fmt.Sprintf(`{"error":"a sentence","kind":%q}`, kind)
 			if got, want := set.Reply(call).Validate([]byte(body)) == nil, !strings.Contains(not, call); got != want {

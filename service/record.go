@@ -45,9 +45,9 @@ const recordVersion = 1
 type Record struct {
 	V          int       `json:"v"`
 	Key        string    `json:"key"`
-	Holder     string    `json:"holder"`
-	TTLMillis  int64     `json:"ttl_ms"`
-	AcquiredAt Timestamp `json:"acquired_at"` // start of the tenure
+	Holder     string    `json:"holder,omitempty"` // this and the next two: absent only for an evicted record of a stranger
+	TTLMillis  int64     `json:"ttl_ms,omitempty"`
+	AcquiredAt Timestamp `json:"acquired_at,omitzero"` // start of the tenure
 	WrittenAt  Timestamp `json:"written_at"`
 	Event      Event     `json:"event"`
 	// Nonce is random per call: it alone proves, after a write without a

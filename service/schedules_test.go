@@ -272,6 +272,7 @@ func scheduled(t *testing.T, seed uint64) *fault.Run {
 	end := rec.Clock.Now()
 	stop()
 	background.Wait()
+	time.Sleep(6 * time.Second) // what nobody waits for any more comes to its end
 	return &fault.Run{Clock: rec.Clock, Ops: rec.Ops(), Log: store.log.Snapshot(), End: end, Healthy: store.trouble == 0 && seed%3 != 0}
 }
 
