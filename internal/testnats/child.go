@@ -1,0 +1,129 @@
+package testnats
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ChildOptions say which nats-server to run as a child process and how.
+type ChildOptions struct {
+	Version     string // such as "2.12.1", see Binary; default DefaultVersion
+	Name        string // server_name; default n0
+	Port        int    // for clients; default a free one
+	StoreDir    string // default one that goes with the test
+	NoJetStream bool
+	Sync        string // sync_interval, "always" or a duration; default that of nats-server
+	Config      string // more of nats-server's configuration, after what the fields above make
+}
+
+// ChildServer is a nats-server as a child process. Restart keeps its ports and store.
+type ChildServer struct {
+	*Process
+	Name    string
+	URL     string
+	Monitor string // URL of the monitoring port, such as http://127.0.0.1:8222
+	Version string
+}
+
+// Child starts a nats-server of the given version and waits until it is healthy.
+func Child(t testing.TB, o ChildOptions) *ChildServer {
+	t.Helper()
+	s := newChild(t, o)
+	s.start()
+	s.ready()
+	return s
+}
+
+func newChild(t testing.TB, o ChildOptions) *ChildServer {
+	t.Helper()
+	if o.Version == "" {
+		o.Version = DefaultVersion
+	}
+	if o.Name == "" {
+		o.Name = "n0"
+	}
+	if o.Port == 0 {
+		o.Port = FreePort(t)
+	}
+	binary, err := Binary(o.Version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	monitor := FreePort(t)
+	var conf strings.Builder
+	fmt.Fprintf(&conf, "listen: \"127.0.0.1:%d\"\nhttp: \"127.0.0.1:%d\"\nserver_name: %q\n", o.Port, monitor, o.Name)
+	if !o.NoJetStream {
+		if o.StoreDir == "" {
+			o.StoreDir = t.TempDir()
+		}
+		fmt.Fprintf(&conf, "jetstream {\n\tstore_dir: %q\n", o.StoreDir)
+		if o.Sync != "" {
+			fmt.Fprintf(&conf, "\tsync_interval: %s\n", o.Sync)
+		}
+		conf.WriteString("}\n")
+	}
+	conf.WriteString(o.Config)
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &ChildServer{
+		Process: newProcess(t, fmt.Sprintf("nats-server %s %s", o.Version, o.Name), binary, []string{"-c", file}),
+		Name:    o.Name,
+		URL:     fmt.Sprintf("nats://127.0.0.1:%d", o.Port),
+		Monitor: fmt.Sprintf("http://127.0.0.1:%d", monitor),
+		Version: o.Version,
+	}
+}
+
+// Restart kills the server if it runs, starts it again and waits until it is healthy.
+func (s *ChildServer) Restart() {
+	s.t.Helper()
+	s.Kill()
+	s.start()
+	s.ready()
+}
+
+// Connect opens a connection that ends with the test.
+func (s *ChildServer) Connect(opts ...nats.Option) *nats.Conn {
+	s.t.Helper()
+	return Connect(s.t, s.URL, opts...)
+}
+
+func (s *ChildServer) ready() {
+	s.t.Helper()
+	s.await(60*time.Second, s.Healthy)
+}
+
+// Healthy returns what keeps the server from serving: /healthz not ok, or no client port.
+func (s *ChildServer) Healthy() error {
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(s.Monitor + "/healthz")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || err != nil {
+		return fmt.Errorf("/healthz: %s %s %v", resp.Status, body, err)
+	}
+	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL, "nats://"), 2*time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
+		return fmt.Errorf("no INFO from %s: %w", s.URL, err)
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package testnats
+
+const raceEnabled = false
