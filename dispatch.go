@@ -186,7 +186,7 @@ func (s *Service) stats(e *micro.Endpoint) any {
 		return nil
 	}
 	snap := v.(*endpoint).count.Snapshot()
-	return endpointStats{snap.Replies, snap.Errors, snap.InFlight, ms(snap.P50), ms(snap.P99), service.PeerStats{Fence: s.leases.Fence()}}
+	return endpointStats{snap.Replies, snap.Errors, snap.InFlight, ms(snap.P50), ms(snap.P99), s.leases.PeerStats(e.Name == table[0].Name)}
 }
 
 // answering waits until ctx is done or every call in flight has been answered.

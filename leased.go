@@ -144,7 +144,13 @@ func (s *Service) join(ctx context.Context, rows []contract) error {
 		return err
 	}
 	s.micro = svc
-	return s.register(svc, rows)
+	if err := s.register(svc, rows); err != nil {
+		return err
+	}
+	// Registered means that the server knows: a request sent now finds us.
+	flushed, cancel := context.WithTimeout(ctx, joinAfter)
+	defer cancel()
+	return s.front.FlushWithContext(flushed)
 }
 
 // Check is one line of the service's readiness.

@@ -65,8 +65,8 @@ type keeper struct {
 	view     *view
 	log      *slog.Logger
 	replicas int
-	events   string                       // republish destination without the key
-	peers    func(context.Context) uint64 // highest fence that other instances show
+	events   string // republish destination without the key
+	peers    func(context.Context) peerNews
 
 	health atomic.Pointer[Health]
 	kick   chan struct{}
@@ -77,6 +77,7 @@ type keeper struct {
 	// The rest belongs to the goroutine of run.
 	asked     bool // peers have been asked
 	holdUntil time.Time
+	held      atomic.Pointer[time.Time] // holdUntil, for others to read
 
 	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
 }
@@ -89,7 +90,7 @@ const (
 	createdSlack = time.Minute
 )
 
-func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context) uint64, log *slog.Logger) *keeper {
+func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context) peerNews, log *slog.Logger) *keeper {
 	k := &keeper{js: j, view: v, replicas: replicas, events: events, peers: peers, log: log,
 		kick: make(chan struct{}, 1), reset: make(chan struct{}, 1), first: make(chan struct{})}
 	k.health.Store(&Health{Verdict: Unseen, Reason: "the bucket has not been looked at yet"})
@@ -220,16 +221,13 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	case ai.API.Level < 1:
 		return &Health{Verdict: Unsupported, Reason: "the NATS server is older than 2.11 and cannot expire keys"}
 	}
-	if !k.asked && k.peers != nil {
-		k.view.noteFence(k.peers(ctx))
+	if !k.asked {
+		k.view.noteFence(k.peers(ctx).fence)
 		k.asked = true
 	}
 	si, err := k.js.info(ctx)
 	if errors.Is(err, ErrNoBucket) {
-		if k.created.Load() != 0 {
-			k.replaced(0)
-			k.health.Store(&Health{Verdict: Missing, Reason: "the bucket was deleted"})
-		}
+		k.missing(ctx)
 		if err := k.make(ctx, ai.API.Level); err != nil && codeOf(err) != codeStreamExists {
 			return k.noAnswer("the bucket cannot be made: " + err.Error())
 		}
@@ -278,7 +276,15 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	k.created.Store(si.Created.UnixNano())
 
 	highest := k.view.highest.Load()
-	switch born := uint64(si.Created.Add(-createdSlack).UnixMicro()); {
+	born := uint64(si.Created.Add(-createdSlack).UnixMicro())
+	if si.State.LastSeq < born && si.State.Messages == 0 {
+		// Nothing is in it, so nothing is lost by lifting it: it was made by an
+		// instance whose clock is far behind the server's, for one.
+		if err := k.js.lift(context.Background(), max(uint64(si.Created.UnixMicro()), highest+1)); err == nil {
+			k.look()
+		}
+	}
+	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
 	case si.State.LastSeq < highest && k.rechecked(highest):
@@ -306,12 +312,48 @@ func (k *keeper) rechecked(highest uint64) bool {
 	return err == nil && si.State.LastSeq < highest
 }
 
+// missing is called when there is no bucket: whoever makes it must know until
+// when the leases of the one before are believed in.
+func (k *keeper) missing(ctx context.Context) {
+	known := k.created.Load() != 0
+	if known {
+		k.health.Store(&Health{Verdict: Missing, Reason: "the bucket was deleted"})
+	}
+	complete := k.view.complete.Load()
+	if known {
+		k.replaced(0)
+	}
+	news := k.peers(ctx)
+	k.view.noteFence(news.fence)
+	end := news.end
+	if known && !complete && !news.heard {
+		// Leases may have been granted that this instance never saw, and the
+		// instances that granted them are gone.
+		end = time.Now().Add(MaxTTL)
+	}
+	k.holdFor(end)
+}
+
+// holdFor puts off all grants until end at least.
+func (k *keeper) holdFor(end time.Time) {
+	if end.After(k.holdUntil) {
+		k.holdUntil = end
+		k.held.Store(&end)
+	}
+}
+
+// hold is until when nothing is granted, the zero time if that never was so.
+func (k *keeper) hold() time.Time {
+	if p := k.held.Load(); p != nil {
+		return *p
+	}
+	return time.Time{}
+}
+
 // replaced is called when the bucket is gone or another one: what it held may
 // still be believed in by its holders until it is over.
 func (k *keeper) replaced(created int64) {
-	if end := k.view.lastEnd(); end.After(k.holdUntil) {
-		k.holdUntil = end
-	}
+	k.holdFor(k.view.lastEnd())
 	k.created.Store(created)
 	k.view.forget()
 	k.restart()
@@ -358,16 +400,8 @@ func (k *keeper) make(ctx context.Context, level int) error {
 		_, hi := k.view.clock.bounds(time.Now())
 		cfg.Metadata = map[string]string{holdKey: hi.Add(left).UTC().Format(time.RFC3339Nano)}
 	}
-	si, err := k.js.create(ctx, cfg)
-	if err != nil {
+	if _, err := k.js.create(ctx, cfg); err != nil {
 		return err
-	}
-	// This instance's clock may be far behind the server's.
-	if born := uint64(si.Created.UnixMicro()); first < born {
-		if err := k.js.lift(ctx, born); err != nil {
-			return err
-		}
-		first = born
 	}
 	k.log.Info("bucket made", "replicas", k.replicas, "first_revision", first)
 	return nil

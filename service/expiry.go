@@ -97,15 +97,8 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 		if st, err = l.look(ctx, e.Key); err != nil {
 			return false
 		}
-		if st.Revision == 0 {
-			// Removed meanwhile, by the server: this lease's end if nothing newer
-			// has been seen.
-			now := time.Now()
-			known, ok := l.view.get(e.Key, now)
-			if !ok || known.Revision != e.Revision || !l.view.fresh(now) {
-				return ok && known.Revision > e.Revision
-			}
-			st.Prior = &known.Entry
+		if (st.Revision == 0 || st.Superseded) && st.Prior == nil {
+			return false // the view is not sure any more
 		}
 	}
 	return false

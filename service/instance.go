@@ -38,6 +38,7 @@ type Instance struct {
 	*Leases
 	*Forwarder
 
+	id     string // random, names this instance to its peers
 	js     *js
 	keeper *keeper
 	stop   context.CancelFunc
@@ -46,7 +47,7 @@ type Instance struct {
 
 // Open starts an instance. It returns at once; Health says how far it is.
 func Open(o Options) (*Instance, error) {
-	c := &clock{}
+	c, id := &clock{}, nuid.Next()
 	j, err := newJS(o.Store, o.JSDomain, o.JSAPIPrefix, c)
 	if err != nil {
 		return nil, err
@@ -61,15 +62,15 @@ func Open(o Options) (*Instance, error) {
 			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
 		}}
 	}
-	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context) uint64 { return peersFence(ctx, o.Store, o.MicroName) }, o.Logger)
+	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context) peerNews { return askPeers(ctx, o.Store, o.MicroName, id) }, o.Logger)
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
 		Leases:    l,
 		Forwarder: &Forwarder{leases: l, nc: o.Hop, inbox: o.EventPrefix + ".inbox", obs: o.Observer},
-		js:        j, keeper: k, stop: stop,
+		id:        id, js: j, keeper: k, stop: stop,
 	}
-	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + nuid.Next()}
+	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id}
 	watchable := func() bool {
 		switch k.health.Load().Verdict {
 		case Sound, Waiting, Distrusted:
@@ -133,28 +134,55 @@ func (i *Instance) ClockOffset() time.Duration { return i.clock.offset() }
 // PeerStats is what an instance shows of itself in the data of its $SRV.STATS,
 // as far as other instances read it.
 type PeerStats struct {
-	Fence uint64 `json:"fence"`
+	Instance string `json:"instance"`
+	Fence    uint64 `json:"fence"` // the highest revision it has seen
+	// HeldMillis, on the endpoint acquire, is how long the last lease it knows
+	// lasts, in milliseconds from the sending.
+	HeldMillis int64 `json:"held_ms,omitempty"`
 }
 
-// peersFence asks the other instances for the highest fence they have seen. It
-// gathers answers for a short time; nobody may be there.
-func peersFence(ctx context.Context, nc *nats.Conn, name string) uint64 {
+// PeerStats tells what the other instances may want to know of this one; leases
+// says whether to look through all of them.
+func (i *Instance) PeerStats(leases bool) PeerStats {
+	p := PeerStats{Instance: i.id, Fence: i.Fence()}
+	if !leases {
+		return p
+	}
+	end := i.view.lastEnd()
+	if hold := i.keeper.hold(); hold.After(end) {
+		end = hold
+	}
+	if left := time.Until(end); left > 0 {
+		p.HeldMillis = left.Milliseconds() + 1
+	}
+	return p
+}
+
+// peerNews is what the other instances show.
+type peerNews struct {
+	heard bool // somebody answered
+	fence uint64
+	end   time.Time // local: when the last lease they know is over
+}
+
+// askPeers gathers what the other instances show, for a short time; nobody may
+// be there.
+func askPeers(ctx context.Context, nc *nats.Conn, name, self string) (news peerNews) {
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
-		return 0
+		return news
 	}
 	defer sub.Unsubscribe()
 	if err := nc.PublishRequest("$SRV.STATS."+name, inbox, nil); err != nil {
-		return 0
+		return news
 	}
 	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
-	var highest uint64
 	for {
 		msg, err := sub.NextMsgWithContext(ctx)
 		if err != nil {
-			return highest
+			return news
 		}
 		var stats struct {
 			Endpoints []struct {
@@ -165,7 +193,14 @@ func peersFence(ctx context.Context, nc *nats.Conn, name string) uint64 {
 			continue
 		}
 		for _, e := range stats.Endpoints {
-			highest = max(highest, e.Data.Fence)
+			if e.Data.Instance == self || e.Data.Instance == "" {
+				continue
+			}
+			news.heard = true
+			news.fence = max(news.fence, e.Data.Fence)
+			if end := time.Now().Add(time.Duration(e.Data.HeldMillis) * time.Millisecond); end.After(news.end) {
+				news.end = end
+			}
 		}
 	}
 }

@@ -55,7 +55,8 @@ type State struct {
 	// that came back from a crash shows what was replaced before it.
 	Superseded bool
 	// Prior is the last lease of the key this instance saw, for a key that holds
-	// nothing now: the server removed it at its end. Nil when unknown.
+	// nothing now or something older: the server removed it at its end. Nil when
+	// unknown.
 	Prior *Entry
 }
 
@@ -157,8 +158,12 @@ func Decide(s State, c Command) Decision {
 		switch {
 		case s.isLease() && s.Past && !s.Superseded && s.Revision == c.Revision:
 			return Decision{Kind: kinds.Free, Write: tombstone(&s.Entry, s.Revision, Expired)}
-		case s.Revision == 0 && s.Prior != nil && s.Prior.isLease() && s.Prior.Revision == c.Revision:
-			return Decision{Kind: kinds.Free, Write: tombstone(s.Prior, 0, Expired)}
+		case (s.Revision == 0 || s.Superseded) && s.Prior != nil && s.Prior.isLease() && s.Prior.Revision == c.Revision:
+			n := tombstone(s.Prior, s.Revision, Expired)
+			if h := s.horizon(); h.After(n.Horizon) {
+				n.Horizon = h
+			}
+			return Decision{Kind: kinds.Free, Write: n}
 		}
 		return Decision{Kind: kinds.Lost}
 
@@ -209,11 +214,11 @@ func tombstone(e *Entry, expect uint64, ev Event) *Next {
 // expiry is told once: by its tombstone or, if the key was taken first, here.
 func previous(s State) *Previous {
 	switch {
-	case s.Revision == 0:
+	case s.Revision == 0 || s.Superseded:
 		if s.Prior != nil && s.Prior.isLease() {
 			return &Previous{Holder: s.Prior.Record.Holder, Revision: s.Prior.Revision, Ended: EndedExpired}
 		}
-	case s.Record == nil || s.Superseded:
+	case s.Record == nil:
 	case !s.Tombstone:
 		return &Previous{Holder: s.Record.Holder, Revision: s.Revision, Ended: EndedExpired}
 	case s.Record.Event == Released && s.Record.Holder != "":

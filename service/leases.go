@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"log/slog"
 	mrand "math/rand/v2"
 	"sync"
@@ -127,6 +128,7 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 	defer cancel()
 
 	guess := true
+	doubt := noDoubt
 	for try := 0; ; try++ {
 		var st State
 		var err error
@@ -137,25 +139,67 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 		}
 		if !guessed {
 			if st, err = l.look(ctx, c.Key); err != nil {
-				return Result{}, err
+				return Result{}, doubt.fail(err)
 			}
 		}
 		d := Decide(st, c)
 		switch {
 		case d.Write == nil && guessed:
 			continue // only the leader may answer
+		case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
+			return Result{}, doubt.fail(errDenied)
 		case d.Write == nil:
 			return l.answer(c, st, d)
 		}
 		res, err := l.write(ctx, c, d, bucket)
 		if !errors.Is(err, ErrConflict) {
-			return res, err
+			return res, doubt.fail(err)
+		}
+		switch {
+		case !errors.Is(err, errInDoubt):
+		case d.Write.Expect == 0:
+			doubt = mayStillLand
+		default:
+			doubt = max(doubt, wasInDoubt)
 		}
 		l.obs.Conflict()
 		if err := pause(ctx, try); err != nil {
-			return Result{}, callError(ctx, err)
+			return Result{}, doubt.fail(callError(ctx, err))
 		}
 	}
+}
+
+// doubt is what a call remembers of its own tries without a verdict, once it
+// has seen the key move on.
+type doubt int
+
+const (
+	noDoubt doubt = iota
+	// wasInDoubt: a try may have been stored and superseded since. It cannot be
+	// stored any more: its condition never comes true again.
+	wasInDoubt
+	// mayStillLand: the try's condition was that the key holds nothing, which
+	// can come true again when the present lease runs out.
+	mayStillLand
+)
+
+var (
+	// errInDoubt goes with ErrConflict when an earlier try got no verdict.
+	errInDoubt = errors.New("an earlier try got no verdict")
+	errDenied  = errors.New("another holds the key now")
+)
+
+// fail turns a failure that means "not applied" into unknown where that cannot
+// be promised.
+func (d doubt) fail(err error) error {
+	if d == noDoubt || err == nil {
+		return err
+	}
+	var e *kinds.Error
+	if errors.As(err, &e) && e.Kind != kinds.Unavailable && e.Kind != kinds.Internal {
+		return err
+	}
+	return &kinds.Error{Kind: kinds.Unknown, Text: "a write of this call got no verdict and may have been stored; send the same call again", Cause: err}
 }
 
 // guess proposes the state of c's key from the view, if a write decided on it
@@ -211,17 +255,22 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 	st := State{Entry: e}
 	now := time.Now()
 	known, ok := l.view.get(key, now)
+	prior := func() *Entry {
+		if ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
+			return &known.Entry
+		}
+		return nil
+	}
 	switch {
 	case e.Revision == 0:
-		if ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
-			st.Prior = &known.Entry
-		}
-	case !e.isLease():
+		st.Prior = prior()
 	case ok && known.Revision > e.Revision:
 		if known.Live {
 			return State{}, errStale
 		}
 		st.Superseded = true
+		st.Prior = prior()
+	case !e.isLease():
 	default:
 		if _, hi := l.clock.bounds(now); hi.Before(e.End()) {
 			break
@@ -354,7 +403,7 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write) (committed, error)
 			case e.Record != nil && e.Record.Nonce == w.Nonce:
 				return committed{e.Revision, sent, time.Now()}, nil
 			case e.Revision != w.Expect:
-				return committed{}, ErrConflict
+				return committed{}, fmt.Errorf("%w: %w", ErrConflict, errInDoubt)
 			}
 		case errors.Is(err, ErrNoVerdict):
 			open, last = true, err

@@ -267,9 +267,10 @@ func (v *view) put(key string, it *item) {
 	} else {
 		sh.schedule(key, it)
 	}
+	free := !it.isLease()
 	sh.mu.Unlock()
 	if v.changed != nil {
-		v.changed(key, !it.isLease())
+		v.changed(key, free)
 	}
 }
 
