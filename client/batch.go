@@ -1,0 +1,92 @@
+package client
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/leased/leased/service/kinds"
+)
+
+// batcher collects the renewals of one holder that fall due together and sends
+// them as one RenewMany.
+type batcher struct {
+	client *Client
+	holder string
+	ttl    time.Duration
+
+	mu      sync.Mutex
+	waiting []*renewal
+}
+
+type renewal struct {
+	lease   Lease
+	outcome chan Renewal
+}
+
+// batchMost is the limit of the contract.
+const batchMost = 1000
+
+// window is how long the first renewal waits for others: as long as jitter
+// scatters them.
+func (b *batcher) window() time.Duration { return b.ttl / 30 }
+
+// renew does what Client.Renew does.
+func (b *batcher) renew(ctx context.Context, l Lease) (Result, error) {
+	r := &renewal{lease: l, outcome: make(chan Renewal, 1)}
+	asked := time.Now() // not after the sending
+	b.mu.Lock()
+	b.waiting = append(b.waiting, r)
+	switch len(b.waiting) {
+	case 1:
+		time.AfterFunc(b.window(), b.flush)
+	case batchMost:
+		go b.flush()
+	}
+	b.mu.Unlock()
+	select {
+	case o := <-r.outcome:
+		return o.Result, o.Err
+	case <-ctx.Done():
+		return Result{SentAt: asked}, kinds.Errorf(kinds.Unknown, "renew_many: no reply: %w", ctx.Err())
+	}
+}
+
+func (b *batcher) flush() {
+	b.mu.Lock()
+	batch := b.waiting
+	if len(batch) > batchMost {
+		batch = batch[:batchMost]
+	}
+	b.waiting = b.waiting[len(batch):]
+	if len(b.waiting) > 0 {
+		time.AfterFunc(0, b.flush)
+	}
+	b.mu.Unlock()
+	if len(batch) == 0 {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), min(b.client.options.Timeout, b.ttl/4))
+	defer cancel()
+	leases := make([]Lease, len(batch))
+	for i, r := range batch {
+		leases[i] = r.lease
+	}
+	outcomes, err := b.client.RenewMany(ctx, b.holder, b.ttl, leases)
+	if err != nil && !mayBeApplied(err) {
+		// Not served here, or not now: one by one, as without the extension.
+		var all sync.WaitGroup
+		for i := range leases {
+			all.Go(func() {
+				l := leases[i]
+				l.Holder, l.TTL = b.holder, b.ttl
+				outcomes[i].Result, outcomes[i].Err = b.client.Renew(ctx, l)
+			})
+		}
+		all.Wait()
+	}
+	for i, r := range batch {
+		r.outcome <- outcomes[i]
+	}
+}

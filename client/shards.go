@@ -1,0 +1,287 @@
+package client
+
+import (
+	"context"
+	"errors"
+	mathrand "math/rand/v2"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/leased/leased/service/kinds"
+)
+
+// ShardsOptions say how to hold shards and what to do with them.
+type ShardsOptions struct {
+	HoldOptions // NoWait is not used
+	// Work is done for one key, each in its own goroutine. Its context ends when
+	// the key is to be given to another member, is lost, or the member leaves; the
+	// lease is released when Work has returned. Returning earlier gives the key up
+	// to whoever takes it next.
+	Work func(ctx context.Context, h *Hold)
+}
+
+// Shards shares keys fairly among all processes that call it with the same group
+// and keys, until ctx ends; then it gives up everything, releases it as its work
+// ends, and returns the cause of ctx.
+//
+// Nothing but leases is needed: each member holds the lease <group>-member-<holder>
+// while it takes part, so whoever can list leases knows the members and who has
+// which key, and from that each computes its own share (see plan). A look is taken
+// every third of the TTL, and when an event tells that a key became free. A member
+// that joins or leaves moves no more keys than it must; one that dies leaves its
+// keys when they expire. The service must have the list extension; renewals go
+// together in one request where it has renew_many. Keys with a common prefix keep
+// the lists short.
+func (c *Client) Shards(ctx context.Context, group string, keys []string, o ShardsOptions) error {
+	if o.Holder == "" {
+		o.Holder = NewHolder(group)
+	}
+	if err := o.defaults(); err != nil {
+		return err
+	}
+	if len(keys) == 0 {
+		return kinds.Errorf(kinds.Invalid, "group %s has no keys", group)
+	}
+	batch := &batcher{client: c, holder: o.Holder, ttl: o.TTL}
+	o.renew = batch.renew
+	s := &sharer{
+		client: c, options: o, members: group + "-member-", prefix: commonPrefix(keys),
+		keys: map[string]bool{}, running: map[string]*shard{}, wake: make(chan struct{}, 1),
+	}
+	for _, k := range keys {
+		s.keys[k] = true
+	}
+	var hints []func()
+	for _, k := range keys {
+		cancel, err := c.hints(k, s.wake)
+		if err != nil {
+			o.OnError(err) // the regular look will do
+			break
+		}
+		hints = append(hints, cancel)
+	}
+	defer func() {
+		for _, cancel := range hints {
+			cancel()
+		}
+	}()
+	s.run(ctx)
+	return context.Cause(ctx)
+}
+
+// sharer is one member of a group.
+type sharer struct {
+	client  *Client
+	options ShardsOptions
+	members string // prefix of the members' keys
+	prefix  string // of the shards' keys
+	keys    map[string]bool
+	wake    chan struct{}
+	all     sync.WaitGroup
+
+	mu      sync.Mutex
+	running map[string]*shard
+}
+
+// shard is a key that this process holds.
+type shard struct {
+	hold    *Hold
+	leave   context.CancelCauseFunc
+	leaving bool
+	since   time.Time
+}
+
+func (s *sharer) run(ctx context.Context) {
+	joined := make(chan struct{})
+	s.all.Go(func() { s.member(ctx, sync.OnceFunc(func() { close(joined) })) })
+	select {
+	case <-joined:
+	case <-ctx.Done():
+	}
+	for ctx.Err() == nil {
+		if err := s.round(ctx); err != nil && ctx.Err() == nil {
+			s.options.OnError(err)
+		}
+		t := time.NewTimer(jitter(s.options.TTL/3, 0.2))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		case <-s.wake:
+			sleep(ctx, jitter(50*time.Millisecond, 0.5)) // let more events come
+		}
+		t.Stop()
+	}
+	s.all.Wait()
+}
+
+// member holds the membership. It is released at once when ctx ends, before the
+// shards are, so that the others know whom to count when those become free.
+func (s *sharer) member(ctx context.Context, joined func()) {
+	for ctx.Err() == nil {
+		err := s.client.Run(ctx, s.members+s.options.Holder, s.holdOptions(), func(ctx context.Context, _ *Hold) error {
+			joined()
+			<-ctx.Done()
+			return nil
+		})
+		if err != nil && ctx.Err() == nil {
+			s.options.OnError(err)
+			sleep(ctx, jitter(time.Second, 0.5))
+		}
+	}
+}
+
+func (s *sharer) holdOptions() HoldOptions {
+	o := s.options.HoldOptions
+	o.NoWait, o.OnRenew = false, nil
+	return o
+}
+
+// round looks at the group once and acts on its plan.
+func (s *sharer) round(ctx context.Context) error {
+	view, free, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	give, take := view.plan()
+	s.give(give)
+	for take > 0 && len(free) > 0 && ctx.Err() == nil {
+		// As many at once as are wanted; those that others were quicker to take are
+		// made up for by the next.
+		n := min(take, len(free))
+		var got int
+		var tried sync.WaitGroup
+		var mu sync.Mutex
+		for _, key := range free[:n] {
+			tried.Go(func() {
+				ok := s.take(ctx, key)
+				mu.Lock()
+				defer mu.Unlock()
+				if ok {
+					got++
+				}
+			})
+		}
+		tried.Wait()
+		free, take = free[n:], take-got
+	}
+	return nil
+}
+
+// look lists members and keys. What this process runs it knows better itself.
+func (s *sharer) look(ctx context.Context) (view shares, free []string, err error) {
+	view = shares{self: s.options.Holder, counts: map[string]int{s.options.Holder: 0}}
+	members, err := s.list(ctx, s.members)
+	if err != nil {
+		return view, nil, err
+	}
+	for _, l := range members {
+		if l.Key == s.members+l.Holder {
+			view.counts[l.Holder] = 0
+		}
+	}
+	leases, err := s.list(ctx, s.prefix)
+	if err != nil {
+		return view, nil, err
+	}
+	holder := map[string]string{}
+	for _, l := range leases {
+		holder[l.Key] = l.Holder
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.keys {
+		mine, other := s.running[key], holder[key]
+		_, live := view.counts[other]
+		switch {
+		case mine != nil && mine.leaving:
+			view.gone++
+		case mine != nil:
+			view.counts[view.self]++
+		case other == "" || other == view.self: // ours but not running: from a life before, or just released
+			view.free++
+			free = append(free, key)
+		case live:
+			view.counts[other]++
+		default:
+			view.gone++
+		}
+	}
+	mathrand.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
+	return view, free, nil
+}
+
+func (s *sharer) list(ctx context.Context, prefix string) (all []Lease, err error) {
+	for r := (ListRequest{Prefix: prefix, Limit: 1000}); ; {
+		page, next, err := s.client.List(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		if next == "" {
+			return all, nil
+		}
+		r.After = next
+	}
+}
+
+// give asks the work of n keys to end, the youngest first.
+func (s *sharer) give(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var mine []*shard
+	for _, sh := range s.running {
+		if !sh.leaving {
+			mine = append(mine, sh)
+		}
+	}
+	sort.Slice(mine, func(i, j int) bool { return mine[i].since.After(mine[j].since) })
+	for _, sh := range mine[:min(n, len(mine))] {
+		sh.leaving = true
+		sh.leave(ErrResigned)
+	}
+}
+
+// take tries to acquire a free key and starts its work.
+func (s *sharer) take(ctx context.Context, key string) bool {
+	o := s.holdOptions()
+	o.NoWait = true
+	h, err := s.client.Hold(ctx, key, o)
+	if err != nil {
+		var denied *DeniedError
+		if !errors.As(err, &denied) {
+			s.options.OnError(err)
+		}
+		return false
+	}
+	work, leave := context.WithCancelCause(h.Context())
+	s.mu.Lock()
+	s.running[key] = &shard{hold: h, leave: leave, since: time.Now()}
+	s.mu.Unlock()
+	s.all.Go(func() {
+		err := h.run(ctx, func(context.Context, *Hold) error {
+			s.options.Work(work, h)
+			return nil
+		})
+		leave(nil)
+		s.mu.Lock()
+		delete(s.running, key)
+		s.mu.Unlock()
+		if err != nil {
+			s.options.OnError(err)
+		}
+	})
+	return true
+}
+
+func commonPrefix(keys []string) string {
+	prefix := keys[0]
+	for _, k := range keys {
+		for !strings.HasPrefix(k, prefix) {
+			prefix = prefix[:len(prefix)-1]
+		}
+	}
+	return prefix
+}
