@@ -228,6 +228,9 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	si, err := k.js.info(ctx)
 	if errors.Is(err, ErrNoBucket) {
 		k.missing(ctx)
+		if reason := tooOld(k.js.nc.ConnectedServerVersion()); reason != "" {
+			return &Health{Verdict: Unsupported, Reason: reason, Version: k.js.nc.ConnectedServerVersion()}
+		}
 		if err := k.make(ctx, ai.API.Level); err != nil && codeOf(err) != codeStreamExists {
 			return k.noAnswer("the bucket cannot be made: " + err.Error())
 		}

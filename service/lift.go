@@ -1,0 +1,49 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+)
+
+// Lifted is what Lift did to the bucket.
+type Lifted struct {
+	Was    uint64 // the last revision before
+	Next   uint64 // what the next write will get at least
+	Purged uint64 // messages that are gone: leases and tombstones
+}
+
+// Lift raises the revisions of a bucket that went back in time above everything
+// that can have been issued before: what the running instances have seen, what
+// the bucket issued, and the present microsecond on the NATS server's clock. All
+// leases end, without events, and holders find out at their next renewal. The
+// instances serve again by themselves within seconds.
+//
+// Run it after a backup was restored, and before serving after a store directory
+// was copied back by hand, which nothing can detect.
+func Lift(ctx context.Context, nc *nats.Conn, domain, apiPrefix, microName string) (Lifted, error) {
+	j, err := newJS(nc, domain, apiPrefix, &clock{})
+	if err != nil {
+		return Lifted{}, err
+	}
+	si, err := j.info(ctx)
+	if err != nil {
+		return Lifted{}, err
+	}
+	news := askPeers(ctx, nc, microName, nuid.Next())
+	next := max(uint64(si.Now.UnixMicro()), uint64(si.Created.UnixMicro()), si.State.LastSeq+1, news.fence+1)
+	if err := j.lift(ctx, next); err != nil {
+		return Lifted{}, fmt.Errorf("the bucket could not be lifted: %w", err)
+	}
+	after, err := j.info(ctx)
+	switch {
+	case err != nil:
+		return Lifted{}, fmt.Errorf("the bucket was lifted, but not seen after: %w", err)
+	case after.State.LastSeq+1 < next:
+		return Lifted{}, errors.New("the bucket was purged but its revisions were not lifted; run it again")
+	}
+	return Lifted{Was: si.State.LastSeq, Next: after.State.LastSeq + 1, Purged: si.State.Messages}, nil
+}
