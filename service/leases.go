@@ -307,7 +307,7 @@ func (l *Leases) now(ctx context.Context) (time.Time, error) {
 func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64) (Result, error) {
 	rec, w := l.compose(c.Key, d.Write)
 	before := l.view.highest.Load()
-	done, err := l.commit(ctx, c.Op, w)
+	done, err := l.commit(ctx, c.Op, w, rec)
 	if err != nil {
 		return Result{}, err
 	}
@@ -381,11 +381,18 @@ type committed struct {
 
 // commit stores w once. After a try without a verdict it repeats the same
 // condition with the same body: success is ours, and a conflict is resolved by
-// reading the key and comparing the nonce.
-func (l *Leases) commit(ctx context.Context, op Op, w *Write) (committed, error) {
+// reading the key and comparing the nonce. A lease is not asked for again after
+// its own time is over: that could only make one that nobody may act on.
+func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (committed, error) {
 	sent := time.Now()
 	open := false // a try without a verdict is out
 	var last error
+	whole := ctx
+	if !w.Tombstone {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, sent.Add(rec.TTL()), errBudget)
+		defer cancel()
+	}
 	for try := 0; ; try++ {
 		tryCtx, cancel := context.WithTimeout(ctx, tryTimeout)
 		rev, err := l.store.Put(tryCtx, w)
@@ -417,6 +424,9 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write) (committed, error)
 			return committed{}, err // it was deleted, say
 		}
 		if over {
+			if !open && whole.Err() == nil {
+				return committed{}, ErrConflict // look again and write it anew
+			}
 			if open {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
 			}
@@ -430,8 +440,8 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write) (committed, error)
 func (l *Leases) undo(ctx context.Context, c Command, rec *Record, done committed, cause error) error {
 	e := Entry{Key: c.Key, Revision: done.revision, At: done.acked, Record: rec}
 	if c.Op == OpAcquire {
-		_, w := l.compose(c.Key, tombstone(&e, done.revision, Released))
-		if _, err := l.commit(ctx, OpRelease, w); err != nil {
+		rec, w := l.compose(c.Key, tombstone(&e, done.revision, Released))
+		if _, err := l.commit(ctx, OpRelease, w, rec); err != nil {
 			return kinds.Errorf(kinds.Unknown, "%w, and the write could not be taken back", cause)
 		}
 		return kinds.Errorf(kinds.Unavailable, "%w", cause)
