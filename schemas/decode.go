@@ -139,6 +139,7 @@ func newNode(js *jsonschema.Schema, names []string) *node {
 		n.members[name] = nil
 		if len(property.Types) > 0 {
 			n.members[name] = newNode(property, nil)
+			js.Properties[name] = quicken(property)
 		}
 	}
 	if items := js.Items2020; items != nil {

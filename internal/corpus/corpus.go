@@ -11,7 +11,8 @@
 //
 // expect is valid or invalid. member, only for invalid cases, must stand in the error. For large requests
 // the header "repeat: COUNT TEXT" (TEXT in Go quotes) says what <repeat>, which must stand in the body once,
-// is replaced by. source names the row of the field reports, or is absent.
+// is replaced by. why is for people. source, if there is one, names the public report that the case comes
+// from, by its short name in the issues of this project.
 package corpus
 
 import (
@@ -37,11 +38,11 @@ type Case struct {
 // maxBody bounds what a repeat may make.
 const maxBody = 8 << 20
 
-// Load reads every case below fsys, in the order of their names.
+// Load reads every case below fsys, the .txt files, in the order of their names.
 func Load(fsys fs.FS) ([]Case, error) {
 	var cases []Case
 	err := fs.WalkDir(fsys, ".", func(file string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || strings.HasPrefix(path.Base(file), ".") {
+		if err != nil || entry.IsDir() || path.Ext(file) != ".txt" {
 			return err
 		}
 		raw, err := fs.ReadFile(fsys, file)
@@ -52,7 +53,7 @@ func Load(fsys fs.FS) ([]Case, error) {
 		if err != nil {
 			return fmt.Errorf("corpus %s: %w", file, err)
 		}
-		c.Name = strings.TrimSuffix(file, path.Ext(file))
+		c.Name = strings.TrimSuffix(file, ".txt")
 		cases = append(cases, c)
 		return nil
 	})
