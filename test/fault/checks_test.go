@@ -47,13 +47,16 @@ func nonce(n string) func(*Entry)         { return func(e *Entry) { e.Record.Non
 func ttlMillis(n int64) func(*Entry)      { return func(e *Entry) { e.Record.TTLMillis = n } }
 func key(k string) func(*Entry)           { return func(e *Entry) { e.Key, e.Record.Key = k, k } }
 func acquiredAt(t time.Time) func(*Entry) { return func(e *Entry) { e.Record.AcquiredAt = t } }
-func horizonAt(at int64) func(*Entry)     { return func(e *Entry) { e.Record.Horizon = wall(at) } }
-func replyAcquired(t time.Time) option    { return func(o *Op) { o.Got.Acquired = t } }
-func left(d time.Duration) option         { return func(o *Op) { o.Got.Left = d } }
-func onKey(k string, o Op) Op             { o.Key = k; return o }
-func bogus(o Op) Op                       { o.Bogus = true; return o }
-func by(client int, o Op) Op              { o.Client = client; return o }
-func longTTL(d time.Duration, o Op) Op    { o.TTL, o.Got.TTL = d, d; return o }
+func horizonAt(at int64) func(*Entry) {
+	return func(e *Entry) { e.Record.Horizon, e.Record.WrittenAt = wall(at), wall(e.Seen/ms) }
+}
+func writtenAt(at int64) func(*Entry)  { return func(e *Entry) { e.Record.WrittenAt = wall(at) } }
+func replyAcquired(t time.Time) option { return func(o *Op) { o.Got.Acquired = t } }
+func left(d time.Duration) option      { return func(o *Op) { o.Got.Left = d } }
+func onKey(k string, o Op) Op          { o.Key = k; return o }
+func bogus(o Op) Op                    { o.Bogus = true; return o }
+func by(client int, o Op) Op           { o.Client = client; return o }
+func longTTL(d time.Duration, o Op) Op { o.TTL, o.Got.TTL = d, d; return o }
 func with(o Op, opts ...option) Op {
 	for _, f := range opts {
 		f(&o)
@@ -85,6 +88,9 @@ func runOf(ops []Op, entries ...*Entry) *Run {
 	l := NewLog(clock)
 	for _, e := range entries {
 		e.Time = wall(e.Seen / ms)
+		if e.Record.WrittenAt.IsZero() {
+			e.Record.WrittenAt = e.Time
+		}
 		if e.Body == nil {
 			e.Body = []byte(e.String())
 		}
@@ -145,6 +151,8 @@ func TestChecks(t *testing.T) {
 		{"released before", "", runOf([]Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), granted(25, 40, "b", 7)})},
 		{"release without reply", "", runOf([]Op{granted(0, 10, "a", 5), noReply(20, Release, "a", 5), granted(40, 50, "b", 7)})},
 		{"evicted before", "", runOf([]Op{granted(0, 10, "a", 5), op(Evict, "", 5, kinds.Evicted, at(20, 30)), granted(40, 50, "b", 8)})},
+		{"acquire tells its own lost renewal", "", runOf([]Op{longTTL(2*time.Second, granted(0, 10, "a", 5)), noReply(500, Renew, "a", 5), granted(1400, 1410, "a", 7), granted(1600, 1610, "b", 8)})},
+		{"made shorter before", "", runOf([]Op{longTTL(5*time.Second, granted(0, 10, "a", 5)), renewed(20, 30, "a", 5, 6), granted(1100, 1110, "b", 7)})},
 		{"counted from the call that wrote it", "", runOf([]Op{noReply(0, Acquire, "a", 0), granted(500, 510, "a", 5), granted(1005, 1010, "b", 6)})},
 		{"renewal found by asking", "I2", runOf([]Op{granted(0, 10, "a", 5), noReply(800, Renew, "a", 5), with(held(950, 960, "a", 7), func(o *Op) { o.Holder = "a" }), granted(1500, 1510, "b", 8)})},
 
@@ -174,8 +182,11 @@ func TestChecks(t *testing.T) {
 
 		{"held after its end", "I7", runOf([]Op{granted(0, 10, "a", 5), held(2100, 2110, "a", 5)})},
 		{"denied by a lease that is over", "I7", runOf([]Op{denied(2200, 2210, "b", "a", 5)}, stored(5, 100, evAcquired, "a", 0))},
-		{"held during an outage", "", faulty(runOf([]Op{granted(0, 10, "a", 5), held(6500, 6510, "a", 5)}), Window{Start: 900 * ms, End: 2000 * ms})},
-		{"held long after an outage", "I7", faulty(runOf([]Op{granted(0, 10, "a", 5), held(7500, 7510, "a", 5)}), Window{Start: 900 * ms, End: 2000 * ms})},
+		{"held after its end, in an outage", "I7", faulty(runOf([]Op{granted(0, 10, "a", 5), held(1500, 1510, "a", 5)}), Window{Start: 900 * ms, End: 2000 * ms})},
+		{"renewed after its end", "I7", runOf([]Op{granted(0, 10, "a", 5), renewed(1100, 1110, "a", 5, 6)})},
+		{"released after its end", "I7", runOf([]Op{granted(0, 10, "a", 5), released(1100, 1110, "a", 5)})},
+		{"own lease handed back after its end", "I7", runOf([]Op{granted(0, 10, "a", 5), granted(1100, 1110, "a", 5)})},
+		{"asked before its end", "", runOf([]Op{granted(0, 10, "a", 5), renewed(1000, 1110, "a", 5, 6)})},
 
 		{"no TTL", "I8", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0, header(hdrTTL, "")))},
 		{"TTL too long", "I8", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0, header(hdrTTL, "2s")))},
@@ -198,6 +209,8 @@ func TestChecks(t *testing.T) {
 		{"one unknown, two stored", "I9", runOf([]Op{noReply(0, Acquire, "a", 0)}, stored(5, 5, evAcquired, "a", 0), stored(6, 50, evAcquired, "a", 5))},
 		{"one unknown, one stored", "", runOf([]Op{noReply(0, Acquire, "a", 0)}, stored(5, 5, evAcquired, "a", 0))},
 		{"sent again, landed again after its end", "", runOf([]Op{noReply(0, Acquire, "a", 0)}, stored(5, 5, evAcquired, "a", 0, nonce("same")), stored(6, 1100, evAcquired, "a", 0, nonce("same")))},
+		{"sent again, written again after its end", "", runOf([]Op{slow(2500, granted(0, 0, "a", 7))}, stored(5, 5, evAcquired, "a", 0), stored(7, 2100, evAcquired, "a", 0))},
+		{"written again before its end", "I9", runOf([]Op{slow(2500, granted(0, 0, "a", 7))}, stored(5, 1500, evAcquired, "a", 0), stored(7, 2100, evAcquired, "a", 5))},
 		{"landed again before its end", "I9", runOf([]Op{noReply(0, Acquire, "a", 0)}, stored(5, 5, evAcquired, "a", 0, nonce("same")), stored(6, 800, evAcquired, "a", 5, nonce("same")))},
 		{"no nonce", "I9", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0, nonce("")))},
 		{"another TTL stored", "I9", runOf([]Op{longTTL(2*time.Second, granted(0, 10, "a", 5))}, stored(5, 5, evAcquired, "a", 0))},
@@ -229,10 +242,11 @@ func TestChecks(t *testing.T) {
 		{"expiry told by the next", "", healthy(runOf([]Op{granted(0, 10, "a", 5), granted(1100, 1110, "b", 6)}, stored(5, 5, evAcquired, "a", 0), stored(6, 1105, evAcquired, "b", 5, prev("a", 5, "expired")), stored(7, 2300, evExpired, "b", 0, ends(6))))},
 		{"expiry told twice", "I15", healthy(runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0), stored(6, 1200, evExpired, "a", 0, ends(5)), stored(7, 1300, evExpired, "a", 6, ends(5))))},
 		{"expiry told by event and by the next", "I15", healthy(runOf([]Op{granted(0, 10, "a", 5), granted(1100, 1400, "b", 7)}, stored(5, 5, evAcquired, "a", 0), stored(6, 1200, evExpired, "a", 0, ends(5)), stored(7, 1300, evAcquired, "b", 6, prev("a", 5, "expired"))))},
+		{"expiry told twice by a writer that was held up", "", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0), stored(6, 1200, evExpired, "a", 0, ends(5)), stored(7, 1300, evExpired, "a", 6, ends(5), writtenAt(1190)))},
 		{"expiry told by nobody", "I15", healthy(runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0)))},
 		{"expiry told late", "I15", healthy(runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0), stored(6, 6000, evExpired, "a", 0, ends(5))))},
 		{"expiry told early", "I15", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0), stored(6, 800, evExpired, "a", 5, ends(5)))},
-		{"expiry of what was renewed", "I15", runOf([]Op{granted(0, 10, "a", 5), renewed(900, 910, "a", 5, 6)}, stored(5, 5, evAcquired, "a", 0), stored(6, 905, evRenewed, "a", 5), stored(7, 1200, evExpired, "a", 6, ends(5)))},
+		{"expiry of what was renewed", "I15", healthy(runOf([]Op{granted(0, 10, "a", 5), renewed(900, 910, "a", 5, 6)}, stored(5, 5, evAcquired, "a", 0), stored(6, 905, evRenewed, "a", 5), stored(7, 1200, evExpired, "a", 6, ends(5))))},
 		{"expiry in another's name", "I15", runOf([]Op{granted(0, 10, "a", 5)}, stored(5, 5, evAcquired, "a", 0), stored(6, 1200, evExpired, "b", 0, ends(5)))},
 		{"wrong previous", "I15", runOf([]Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), granted(40, 50, "b", 7)}, stored(5, 5, evAcquired, "a", 0), stored(6, 25, evReleased, "a", 5), stored(7, 45, evAcquired, "b", 6, prev("a", 4, "released")))},
 		{"events in order", "", events(runOf(nil), event(5, 0, 0, "x"), event(6, 5, 0, "y"), event(5, 0, 1, "x"))},

@@ -147,8 +147,8 @@ func (l *Log) add(e *Entry) {
 	l.last = max(l.last, e.Seq)
 }
 
-// stored takes a message from the consumer.
-func (l *Log) stored(seq uint64, subject string, t time.Time, h nats.Header, body []byte) {
+// Stored takes a message of the stream: seq and time as the server gave them.
+func (l *Log) Stored(seq uint64, subject string, t time.Time, h nats.Header, body []byte) {
 	l.add(&Entry{Seq: seq, Key: strings.TrimPrefix(subject, bucketPrefix), Time: t, Header: h, Body: body})
 }
 

@@ -18,9 +18,13 @@ import (
 // are the run's clock and enter by the operations' own stamps, so a step stays
 // a pure function.
 
-// lease is a state of one key.
+// lease is a state of one key: held, free, or lapsed. Lapsed is free to all but
+// the renewal (or release) that was on its way when the lease ended: until
+// somebody else takes the key, the stream may still accept it, and the holder's
+// tenure goes on.
 type lease struct {
 	held   bool
+	lapsed bool
 	holder string
 	// rev is the revision held; 0 when the reply that named it was lost.
 	rev uint64
@@ -31,6 +35,12 @@ type lease struct {
 }
 
 func (l lease) free() lease { return lease{max: l.max} }
+
+// lapse is l with its time over.
+func (l lease) lapse() lease {
+	l.held, l.lapsed, l.soonest = false, true, 0
+	return l
+}
 
 // grant is the state after op took the key or extended it under revision rev.
 func (l lease) grant(op *Op, holder string, rev uint64, late time.Duration) lease {
@@ -56,6 +66,20 @@ func (l lease) matches(holder string, rev uint64) (lease, bool) {
 	if !l.held || l.holder != holder {
 		return l, false
 	}
+	return l.known(rev)
+}
+
+// catches says whether op, a renewal or release, can take effect in l: the pair
+// is the current one, or was when op was sent and nobody came since.
+func (l lease) catches(op *Op) (lease, bool) {
+	if l.lapsed && l.holder == op.Holder && op.Start <= l.latest {
+		return l.known(op.Revision)
+	}
+	return l.matches(op.Holder, op.Revision)
+}
+
+// known is l if its revision is or can be rev.
+func (l lease) known(rev uint64) (lease, bool) {
 	if l.rev != 0 {
 		return l, l.rev == rev
 	}
@@ -82,7 +106,7 @@ type Limits struct {
 func step(s lease, op *Op, late time.Duration) []lease {
 	var next []lease
 	if s.held && op.End >= s.soonest {
-		next = apply(next, s.free(), op, late)
+		next = apply(next, s.lapse(), op, late)
 		if op.Start > s.latest {
 			return next
 		}
@@ -109,11 +133,11 @@ func apply(next []lease, s lease, op *Op, late time.Duration) []lease {
 				next = append(next, s.grant(op, op.Holder, 0, late))
 			}
 		case Renew:
-			if m, ok := s.matches(op.Holder, op.Revision); ok {
+			if m, ok := s.catches(op); ok {
 				next = append(next, m.grant(op, op.Holder, 0, late))
 			}
 		case Release:
-			if m, ok := s.matches(op.Holder, op.Revision); ok {
+			if m, ok := s.catches(op); ok {
 				next = append(next, m.free())
 			}
 		case Evict:
@@ -144,14 +168,14 @@ func apply(next []lease, s lease, op *Op, late time.Duration) []lease {
 		}
 
 	case Renew:
-		m, ok := s.matches(op.Holder, op.Revision)
+		m, ok := s.catches(op)
 		if op.Outcome == OK {
 			if ok && op.Got.Rev > m.max {
 				next = append(next, m.grant(op, op.Holder, op.Got.Rev, late))
 			}
 			return next
 		}
-		if !ok || s.rev == 0 {
+		if !ok || s.lapsed || s.rev == 0 {
 			next = append(next, s)
 		}
 		if ok && slow {
@@ -159,18 +183,17 @@ func apply(next []lease, s lease, op *Op, late time.Duration) []lease {
 		}
 
 	case Release, Evict:
-		holder := op.Holder
+		m, ok := s.catches(op)
 		if op.Call == Evict {
-			holder = s.holder
+			m, ok = s.matches(s.holder, op.Revision)
 		}
-		m, ok := s.matches(holder, op.Revision)
 		if op.Outcome == OK {
 			if ok {
 				next = append(next, m.free())
 			}
 			return next
 		}
-		if !ok || s.rev == 0 {
+		if !ok || s.lapsed || s.rev == 0 {
 			next = append(next, s)
 		}
 		if ok && slow {
@@ -208,7 +231,7 @@ func model(late time.Duration) porcupine.Model {
 		DescribeState: func(s any) string {
 			l := s.(lease)
 			if !l.held {
-				return fmt.Sprintf("free <=%d", l.max)
+				return fmt.Sprintf("free <=%d after %s@%d", l.max, l.holder, l.rev)
 			}
 			return fmt.Sprintf("%s@%d %.1f..%.1f", l.holder, l.rev, float64(l.soonest)/1e6, float64(l.latest)/1e6)
 		},
@@ -312,8 +335,10 @@ type Judgement struct {
 	Result porcupine.CheckResult
 	Ops    int
 	Took   time.Duration
-	info   porcupine.LinearizationInfo
-	model  porcupine.Model
+
+	history []porcupine.Operation
+	info    porcupine.LinearizationInfo
+	model   porcupine.Model
 }
 
 // CheckRegister judges the operations of one key (I1).
@@ -321,9 +346,9 @@ func CheckRegister(key string, ops []Op, lim Limits) Judgement {
 	if lim.Timeout == 0 {
 		lim.Timeout = time.Minute
 	}
-	j := Judgement{Key: key, Ops: len(ops), model: model(lim.Late)}
+	j := Judgement{Key: key, Ops: len(ops), model: model(lim.Late), history: register(ops, lim)}
 	start := time.Now()
-	j.Result, j.info = porcupine.CheckOperationsVerbose(j.model, register(ops, lim), lim.Timeout)
+	j.Result, j.info = porcupine.CheckOperationsVerbose(j.model, j.history, lim.Timeout)
 	j.Took = time.Since(start)
 	return j
 }
@@ -332,6 +357,36 @@ func CheckRegister(key string, ops []Op, lim Limits) Judgement {
 func (j Judgement) Picture(dir string) (string, error) {
 	path := filepath.Join(dir, j.Key+".html")
 	return path, porcupine.VisualizePath(j.model, j.info, path)
+}
+
+// Stuck tells where the longest order that makes sense ends: its last
+// operations, and those that fit in after none of them.
+func (j Judgement) Stuck() string {
+	var best []porcupine.Operation
+	for _, part := range j.info.PartialLinearizationsOperations() {
+		for _, order := range part {
+			if len(order) > len(best) {
+				best = order
+			}
+		}
+	}
+	in := map[*Op]bool{}
+	s := fmt.Sprintf("%d of %d operations of %s can be ordered, ending in", len(best), len(j.history), j.Key)
+	for i, o := range best {
+		in[o.Input.(*Op)] = true
+		if i >= len(best)-6 {
+			s += "\n  " + o.Input.(*Op).String()
+		}
+	}
+	s += "\n but then not"
+	n := 0
+	for _, o := range j.history {
+		if op := o.Input.(*Op); !in[op] && n < 6 {
+			s += "\n  " + op.String()
+			n++
+		}
+	}
+	return s
 }
 
 // ByKey splits operations by key, each key's in order of their start. A wipe

@@ -87,6 +87,9 @@ func TestModel(t *testing.T) {
 		{"concurrent acquires, one wins", true, []Op{granted(0, 50, "a", 5), denied(0, 50, "b", "a", 5), denied(10, 60, "c", "a", 5)}, Limits{}},
 		{"forward names the owner", true, []Op{granted(0, 10, "a", 5), op(Forward, "", 0, kinds.Forwarded, at(20, 90), got("a", 5)), op(Forward, "", 0, kinds.NotHeld, at(1100, 1110))}, Limits{Late: time.Second}},
 
+		{"renewal on its way at the end", true, []Op{granted(0, 10, "a", 5), isFree(1100, 1110), renewed(980, 1200, "a", 5, 6), held(1300, 1310, "a", 6)}, Limits{}},
+		{"release on its way at the end", true, []Op{granted(0, 10, "a", 5), isFree(1100, 1110), released(980, 1200, "a", 5)}, Limits{}},
+
 		// Lost replies.
 		{"lost reply, applied", true, []Op{noReply(0, Acquire, "a", 0), denied(200, 210, "b", "a", 5), granted(300, 310, "a", 5)}, Limits{}},
 		{"lost reply, not applied", true, []Op{noReply(0, Acquire, "a", 0), granted(200, 210, "b", 5)}, Limits{}},
@@ -117,6 +120,8 @@ func TestModel(t *testing.T) {
 		{"idempotent acquire extends", false, []Op{granted(0, 10, "a", 5), granted(900, 910, "a", 5), held(2105, 2110, "a", 5)}, Limits{Late: time.Second}},
 		{"idempotent acquire writes", false, []Op{granted(0, 10, "a", 5), granted(500, 510, "a", 6)}, Limits{}},
 		{"success of a message id seen before", false, []Op{noReply(0, Acquire, "a", 0), granted(1300, 1310, "b", 6), granted(1400, 1410, "a", 5)}, Limits{}},
+		{"renewal sent long after the end", false, []Op{granted(0, 10, "a", 5), isFree(1100, 1110), renewed(2300, 2310, "a", 5, 6)}, Limits{Late: time.Second}},
+		{"renewal on its way, but the key was taken", false, []Op{granted(0, 10, "a", 5), granted(1100, 1110, "b", 6), renewed(980, 1200, "a", 5, 7)}, Limits{}},
 		{"too late", false, []Op{noReply(0, Acquire, "a", 0), isFree(6000, 6010), held(6100, 6110, "a", 5)}, Limits{}},
 		{"stale read long after the partition", false, []Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), held(25060, 25061, "a", 5)}, Limits{Windows: []Window{{Start: 15 * ms, End: 70 * ms, Stale: true}}}},
 		{"renew after evict", false, []Op{granted(0, 10, "a", 5), op(Evict, "", 5, kinds.Evicted, at(100, 110)), renewed(120, 130, "a", 5, 9)}, Limits{}},

@@ -91,7 +91,8 @@ func (r *Run) Verify(perKey time.Duration) (*Report, []Judgement) {
 	}
 
 	lim := Limits{Late: r.late(), Windows: r.Windows, Timeout: perKey}
-	byKey := ByKey(append(r.Ops, r.Log.echoes(r.Ops)...))
+	echoes, _ := r.writers()
+	byKey := ByKey(append(echoes, r.Ops...))
 	rep.Keys = len(byKey)
 	var bad []Judgement
 	var mu sync.Mutex
@@ -120,38 +121,12 @@ func (r *Run) Verify(perKey time.Duration) (*Report, []Judgement) {
 	}
 	wg.Wait()
 	rep.Violations = r.Judge()
-	for _, key := range rep.Illegal {
-		rep.Violations = append(rep.Violations, Violation{"I1", key, "no order of the operations makes sense"})
+	for _, j := range bad {
+		if j.Result == porcupine.Illegal {
+			rep.Violations = append(rep.Violations, Violation{"I1", j.Key, j.Stuck()})
+		}
 	}
 	return rep, bad
-}
-
-// echoes are operations that nobody called but the log proves: an acquire that
-// was sent again by the service and landed a second time, after its first lease
-// had run out.
-func (s *Snapshot) echoes(ops []Op) []Op {
-	type id struct{ key, nonce string }
-	count := map[id]int{}
-	var extra []Op
-	for _, e := range s.Entries {
-		if !e.Ours || e.Record.Event != evAcquired {
-			continue
-		}
-		k := id{e.Key, e.Record.Nonce}
-		if count[k]++; count[k] < 2 {
-			continue
-		}
-		for i := range ops {
-			op := &ops[i]
-			if op.Call == Acquire && op.Key == e.Key && op.Holder == e.Record.Holder && op.TTL == e.TTL() && (op.Outcome == OK || op.Outcome == Unknown) {
-				echo := *op
-				echo.Outcome, echo.Kind, echo.Got = Unknown, "", Lease{}
-				extra = append(extra, echo)
-				break
-			}
-		}
-	}
-	return extra
 }
 
 // Save writes everything about a failed run into dir: the history, the copy of

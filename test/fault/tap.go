@@ -88,7 +88,7 @@ func (t *Tap) consume(ctx context.Context) {
 			}
 			next = meta.Sequence.Stream + 1
 			t.reads.Add(1)
-			t.log.stored(meta.Sequence.Stream, m.Subject(), meta.Timestamp, m.Headers(), m.Data())
+			t.log.Stored(meta.Sequence.Stream, m.Subject(), meta.Timestamp, m.Headers(), m.Data())
 		}, jetstream.PullHeartbeat(time.Second), jetstream.PullExpiry(5*time.Second), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 			select {
 			case failed <- struct{}{}:

@@ -1,0 +1,116 @@
+package fault
+
+import (
+	"fmt"
+	"time"
+)
+
+// writers finds for every message of the log the operation that wrote it, and
+// says what is wrong where there is none, or where it came too late. Only one
+// kind of operation may write twice: an acquire that the service sent again,
+// after the lease that it had written without a verdict was over. Each such
+// second write is an echo: an operation of unknown outcome that nobody called,
+// but that the model must know of.
+func (r *Run) writers() (echoes []Op, vs []Violation) {
+	for key, ops := range ByKey(r.Ops) {
+		if r.Foreign[key] {
+			continue
+		}
+		wrote := map[*Op]*Entry{}   // the last message of each
+		nonces := map[string]*Op{}  // writer of each nonce
+		before := map[string]bool{} // nonces that were seen
+		for _, e := range r.Log.ByKey[key] {
+			if !e.Ours || e.Record.Event == evExpired {
+				continue
+			}
+			bad := func(inv, format string, args ...any) {
+				vs = append(vs, Violation{inv, key, fmt.Sprintf(format, args...) + ": " + e.String()})
+			}
+			if e.Record.Nonce == "" {
+				bad("I9", "no nonce")
+			}
+			w := nonces[e.Record.Nonce]
+			if before[e.Record.Nonce] {
+				if f := wrote[w]; w == nil || w.Call != Acquire || e.Time.Before(f.Ends()) {
+					bad("I9", "a nonce again, last in %v", f)
+				}
+			} else {
+				w = r.writer(e, ops, wrote)
+			}
+			before[e.Record.Nonce] = true
+			nonces[e.Record.Nonce] = w
+			if w == nil {
+				bad("I9", "no operation can have written this")
+				continue
+			}
+			if w.Outcome != OK && !r.clockFault() {
+				if late := r.Clock.At(e.Time) - landsBy(w, r.Windows) - int64(wallSlack); late > 0 {
+					bad("I10", "landed %v after it had to, written by %v", time.Duration(late), w)
+				}
+			}
+			if wrote[w] != nil || w.Outcome == OK && w.Call == Acquire && w.Got.Rev != e.Seq {
+				echo := *w
+				echo.Outcome, echo.Kind, echo.Got = Unknown, "", Lease{}
+				echoes = append(echoes, echo)
+			}
+			wrote[w] = e
+		}
+	}
+	return echoes, vs
+}
+
+// writer picks the likeliest writer of e: who was told so, or else the latest of
+// those that do not know, or else one that wrote before.
+func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
+	rank := 0
+	exp, _ := e.Expected()
+	at := r.Clock.At(e.Time)
+	for i := range ops {
+		op := &ops[i]
+		told, mine := false, false
+		switch e.Record.Event {
+		case evAcquired:
+			mine = op.Call == Acquire && op.Holder == e.Record.Holder && op.TTL == e.TTL()
+			told = op.Call == Acquire && op.Holder == e.Record.Holder && op.Got.Rev == e.Seq && op.Got.TTL == e.TTL()
+		case evRenewed:
+			mine = op.Call == Renew && op.Holder == e.Record.Holder && op.Revision == exp && op.TTL == e.TTL()
+			told = mine && op.Got.Rev == e.Seq
+		case evReleased:
+			mine = (op.Call == Release && !e.Record.Evicted && op.Holder == e.Record.Holder || op.Call == Evict && e.Record.Evicted) && op.Revision == exp
+			told = mine
+		}
+		told = told && op.Outcome == OK
+		// A refusal that took long may hide a write that was superseded since.
+		slow := op.End-op.Start > int64(foundOut)
+		unsure := op.Outcome == Unknown || op.Outcome == Refused && slow
+		mine = mine && (r.clockFault() || at > op.Start-int64(wallSlack))
+		by := op.End // a refusal is final
+		if op.Outcome == Unknown {
+			by = landsBy(op, r.Windows)
+		}
+		inTime := r.clockFault() || at <= by+int64(wallSlack)
+		n := 0
+		switch last := wrote[op]; {
+		case told:
+			n = 6
+		case !mine || op.Bogus:
+		case unsure && last == nil && inTime && op.Outcome == Unknown:
+			n = 5
+		case unsure && last == nil && inTime:
+			n = 4
+		case unsure && last != nil && op.Call == Acquire && !e.Time.Before(last.Ends()):
+			n = 3
+		case op.Outcome == OK && op.Call == Acquire && slow && e.Seq < op.Got.Rev && (last == nil || !e.Time.Before(last.Ends())):
+			// The lease it was told of came after this one was over.
+			if final := r.Log.bySeq[op.Got.Rev]; final == nil || !final.Time.Before(e.Ends()) {
+				n = 2
+			}
+		case op.Outcome == Unknown && last == nil:
+			n = 1
+		}
+		if n > 0 && n >= rank {
+			best, rank = op, n
+		}
+	}
+	return best
+}
