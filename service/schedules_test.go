@@ -24,7 +24,7 @@ import (
 // minute. Each is judged like a run against real servers: the model for the
 // key, the linear-time checks for the whole.
 var (
-	schedules    = flag.Int("schedules", 1500, "how many seeded schedules TestSchedules runs")
+	schedules    = flag.Int("schedules", 500, "how many seeded schedules TestSchedules runs")
 	scheduleSeed = flag.Uint64("schedule.seed", 0, "run this one schedule only")
 )
 
@@ -36,10 +36,11 @@ type faultyStore struct {
 	feeds   []func(Entry, time.Duration)
 	trouble int // percent of requests that something happens to
 
-	mu   sync.Mutex
-	seq  uint64
-	msgs map[string][]storedMsg // all that were ever stored under a key
-	gone map[string]uint64      // up to this revision they are removed
+	mu      sync.Mutex
+	crashes int
+	seq     uint64
+	msgs    map[string][]storedMsg // all that were ever stored under a key
+	gone    map[string]uint64      // up to this revision they are removed
 }
 
 type storedMsg struct {
@@ -83,6 +84,7 @@ func (s *faultyStore) last(key string) *storedMsg {
 func (s *faultyStore) crash() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.crashes++ // and what was held up is lost
 	now := time.Now()
 	for key, msgs := range s.msgs {
 		s.gone[key] = 0
@@ -149,7 +151,17 @@ func (s *faultyStore) Put(ctx context.Context, w *Write) (uint64, error) {
 		}
 		return noVerdict()
 	case 2: // held up, and stored long after everybody gave up
-		time.AfterFunc(s.rng.dur(4500*time.Millisecond), func() { _, _ = s.apply(w) })
+		s.mu.Lock()
+		crashes := s.crashes
+		s.mu.Unlock()
+		time.AfterFunc(s.rng.dur(4500*time.Millisecond), func() {
+			s.mu.Lock()
+			lost := s.crashes != crashes
+			s.mu.Unlock()
+			if !lost {
+				_, _ = s.apply(w)
+			}
+		})
 		return noVerdict()
 	case 3: // refused
 		return 0, notStored(fmt.Errorf("no leader"))

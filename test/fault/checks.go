@@ -156,9 +156,10 @@ func (r *Run) windows() map[string][]window {
 				w.until = max(w.from, e.Start)
 			}
 		}
-		// A renewal may make the lease shorter, as soon as it is sent.
+		// A renewal may make the lease shorter, as soon as it is sent; without a
+		// verdict it may do so any time later.
 		for _, n := range renews[w.holderKey] {
-			if n.Start > start && n.End >= w.from {
+			if n.Start > start && (n.End >= w.from || n.Outcome == Unknown) {
 				w.until = min(w.until, n.Start+int64(n.TTL))
 			}
 		}

@@ -151,6 +151,7 @@ func TestChecks(t *testing.T) {
 		{"released before", "", runOf([]Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), granted(25, 40, "b", 7)})},
 		{"release without reply", "", runOf([]Op{granted(0, 10, "a", 5), noReply(20, Release, "a", 5), granted(40, 50, "b", 7)})},
 		{"evicted before", "", runOf([]Op{granted(0, 10, "a", 5), op(Evict, "", 5, kinds.Evicted, at(20, 30)), granted(40, 50, "b", 8)})},
+		{"shorter by a renewal that lands late", "", runOf([]Op{longTTL(3*time.Second, granted(0, 10, "a", 5)), noReply(500, Renew, "a", 5), longTTL(3*time.Second, granted(700, 710, "a", 5)), granted(1800, 1810, "b", 8)})},
 		{"acquire tells its own lost renewal", "", runOf([]Op{longTTL(2*time.Second, granted(0, 10, "a", 5)), noReply(500, Renew, "a", 5), granted(1400, 1410, "a", 7), granted(1600, 1610, "b", 8)})},
 		{"made shorter before", "", runOf([]Op{longTTL(5*time.Second, granted(0, 10, "a", 5)), renewed(20, 30, "a", 5, 6), granted(1100, 1110, "b", 7)})},
 		{"counted from the call that wrote it", "", runOf([]Op{noReply(0, Acquire, "a", 0), granted(500, 510, "a", 5), granted(1005, 1010, "b", 6)})},

@@ -105,6 +105,11 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 			if final := r.Log.bySeq[op.Got.Rev]; final == nil || !final.Time.Before(e.Ends()) {
 				n = 2
 			}
+		case op.Outcome == OK && op.Call == Acquire && slow && e.Seq > op.Got.Rev && exp == 0 && last != nil && !e.Time.Before(last.Ends()):
+			// An earlier try was held up until the key held nothing again.
+			if r.clockFault() || at <= landsBy(op, r.Windows)+int64(wallSlack) {
+				n = 2
+			}
 		case op.Outcome == Unknown && last == nil:
 			n = 1
 		}
