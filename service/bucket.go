@@ -76,6 +76,7 @@ type keeper struct {
 
 	// The rest belongs to the goroutine of run.
 	asked     bool // peers have been asked
+	less      bool // the bucket held fewer messages than the view knows leases
 	holdUntil time.Time
 	held      atomic.Pointer[time.Time] // holdUntil, for others to read
 
@@ -297,6 +298,13 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	default:
 		h.Verdict = Sound
 		k.view.noteFence(si.State.LastSeq)
+	}
+	// The bucket holds less than the view has in force, twice: somebody purged it.
+	if less := int64(si.State.Messages) < k.view.held.Load(); less && k.less {
+		k.less = false
+		k.restart()
+	} else {
+		k.less = less
 	}
 	if h.Verdict == Distrusted && k.health.Load().Verdict != Distrusted {
 		k.view.forget() // it knows revisions that are no longer there

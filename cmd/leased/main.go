@@ -2,6 +2,8 @@
 // and requests to whoever holds a key, for any program that speaks NATS.
 //
 //	leased serve      answer lease calls, with a NATS server inside or beside
+//	leased acquire    and renew, release, owner, forward, ls, watch, evict: ask
+//	leased fence      what an operator does to revisions
 //	leased version    say what this binary is made of
 package main
 
@@ -17,6 +19,15 @@ import (
 // commands is the command line: one field and one file a command.
 type commands struct {
 	Serve   serveCmd   `cmd:"" help:"Answer lease calls on NATS."`
+	Acquire acquireCmd `cmd:"" help:"Take a key."`
+	Renew   renewCmd   `cmd:"" help:"Keep a key."`
+	Release releaseCmd `cmd:"" help:"Give a key back."`
+	Owner   ownerCmd   `cmd:"" help:"Say who holds a key."`
+	Forward forwardCmd `cmd:"" help:"Send a payload to whoever holds a key and print the answer."`
+	Ls      lsCmd      `cmd:"" aliases:"list" help:"List leases."`
+	Watch   watchCmd   `cmd:"" help:"Print changes as they happen, as NDJSON."`
+	Evict   evictCmd   `cmd:"" help:"Free a key whoever holds it."`
+	Fence   fenceCmd   `cmd:"" help:"What an operator does to revisions."`
 	Version versionCmd `cmd:"" help:"Say what this binary is made of."`
 }
 

@@ -1,0 +1,451 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/nats-io/nats.go"
+	"golang.org/x/term"
+
+	"github.com/leased/leased/client"
+	"github.com/leased/leased/service/kinds"
+)
+
+// callFlags are the flags of every command that asks the service something.
+type callFlags struct {
+	connFlags
+	JSON        bool   `name:"json" group:"service" help:"Print the service's reply as it came on the wire."`
+	APIPrefix   string `name:"api-prefix" group:"service" default:"${apiPrefix}" placeholder:"SUBJECT" help:"Subject of the calls (default ${apiPrefix})."`
+	EventPrefix string `name:"event-prefix" group:"service" default:"${eventPrefix}" placeholder:"SUBJECT" help:"Subject of events and inboxes (default ${eventPrefix})."`
+}
+
+// caller is a connection to ask with.
+type caller struct {
+	*client.Client
+	nc    *nats.Conn
+	flags callFlags
+	kong  *kong.Context
+	ctx   context.Context // ends at SIGINT or SIGTERM, and when NATS refuses a subject
+}
+
+// with connects and runs do.
+func (f callFlags) with(command *kong.Context, do func(*caller) error) error {
+	e, err := f.resolve(given(command), true)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	nc, err := e.connect(ctx, "leased-cli", nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			cancel(&exitError{exitNotPermitted, err}) // a request would only time out
+		}
+	}))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	c := &caller{
+		Client: client.New(nc, client.Options{Prefix: f.APIPrefix, EventPrefix: f.EventPrefix, Timeout: f.Timeout}),
+		nc:     nc, flags: f, kong: command, ctx: ctx,
+	}
+	return do(c)
+}
+
+// ask makes one call and returns the reply. extra is how long the service may
+// take on top of --timeout.
+func (c *caller) ask(call string, body any, extra time.Duration) (reply, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return reply{}, err
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, c.flags.Timeout+extra)
+	defer cancel()
+	raw, _, err := c.Call(ctx, call, b)
+	if err != nil {
+		var known *exitError
+		switch {
+		case errors.As(context.Cause(c.ctx), &known):
+			return reply{}, known
+		case c.ctx.Err() != nil:
+			return reply{}, &exitError{exitSignal + int(syscall.SIGINT), errors.New("interrupted")}
+		case errors.Is(err, nats.ErrNoResponders):
+			return reply{}, &exitError{exitNoService, fmt.Errorf("no lease service listens on %s.%s", c.flags.APIPrefix, call)}
+		}
+		return reply{}, &exitError{exitNoService, fmt.Errorf("%s: %w", call, err)}
+	}
+	var r reply
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return reply{}, &exitError{exitService, fmt.Errorf("%s: unreadable reply: %w", call, err)}
+	}
+	r.raw = raw
+	return r, nil
+}
+
+// reply is any reply of the service.
+type reply struct {
+	raw []byte
+
+	Granted  *bool  `json:"granted"`
+	Released bool   `json:"released"`
+	Held     bool   `json:"held"`
+	Error    string `json:"error"`
+	Kind     string `json:"kind"`
+	lease
+	Payload  []byte  `json:"payload"`
+	Attempts int     `json:"attempts"`
+	Leases   []lease `json:"leases"`
+	Next     string  `json:"next"`
+}
+
+type lease struct {
+	Key        string `json:"key"`
+	Holder     string `json:"holder"`
+	Revision   uint64 `json:"revision"`
+	AcquiredAt string `json:"acquired_at"`
+	ExpiresAt  string `json:"expires_at"`
+	TTL        int64  `json:"ttl_ms"`
+	Left       int64  `json:"left_ms"`
+	Meta       string `json:"meta"`
+}
+
+// noKinds are the errors that mean "no" and not "it failed".
+var noKinds = map[kinds.Kind]bool{kinds.Lost: true, kinds.NotHeld: true, kinds.OwnerUnavailable: true, kinds.OwnerRejected: true}
+
+// print shows the reply: as it came with --json, else text; errors go to stderr
+// and decide the exit code.
+func (c *caller) print(r reply, text func(io.Writer)) error {
+	out := c.kong.Stdout
+	if c.flags.JSON {
+		fmt.Fprintf(out, "%s\n", r.raw)
+	}
+	if r.Kind != "" {
+		code := exitService
+		switch k := kinds.Kind(r.Kind); {
+		case noKinds[k]:
+			code = exitFailed
+		case k == kinds.Invalid:
+			code = exitUsage
+		}
+		return &exitError{code, fmt.Errorf("%s: %s", r.Kind, r.Error)}
+	}
+	if !c.flags.JSON {
+		text(out)
+	}
+	return nil
+}
+
+func (l lease) print(w io.Writer, what string) {
+	fmt.Fprintf(w, "%s %s by %s, revision %d, %s left\n", l.Key, what, l.Holder, l.Revision, time.Duration(l.Left)*time.Millisecond)
+}
+
+// errNo ends a command whose answer is no and has been printed.
+func errNo(code int, format string, args ...any) error {
+	return &exitError{code, fmt.Errorf(format, args...)}
+}
+
+type acquireCmd struct {
+	callFlags
+	Key    string        `arg:"" help:"What to lease."`
+	Holder string        `placeholder:"ID" help:"Who holds it; unique per process. Without it a new one, which is printed."`
+	TTL    time.Duration `name:"ttl" default:"15s" placeholder:"DURATION" help:"How long without a renewal: whole seconds, 1s to 10m (default 15s)."`
+	Wait   time.Duration `short:"w" placeholder:"DURATION" help:"How long to wait while another holds it (default not at all)."`
+	Meta   string        `placeholder:"TEXT" help:"Shown with the lease, at most 512 bytes."`
+}
+
+func (a *acquireCmd) Run(command *kong.Context) error {
+	if a.Wait < 0 {
+		return usagef("--wait %v: must not be negative", a.Wait)
+	}
+	if a.Holder == "" {
+		a.Holder = client.NewHolder("cli")
+	}
+	return a.with(command, func(c *caller) error {
+		until := time.Now().Add(a.Wait)
+		for {
+			// In slices, so that a key granted to a caller that was interrupted is
+			// granted for a moment only where nobody asks for it.
+			slice := min(time.Second, max(0, time.Until(until))).Truncate(time.Millisecond)
+			body := map[string]any{"key": a.Key, "holder": a.Holder, "ttl_ms": a.TTL.Milliseconds()}
+			if slice > 0 {
+				body["wait_ms"] = slice.Milliseconds()
+			}
+			if a.Meta != "" {
+				body["meta"] = a.Meta
+			}
+			r, err := c.ask("acquire", body, slice)
+			if err != nil {
+				return err
+			}
+			denied := r.Kind == "" && r.Granted != nil && !*r.Granted
+			if denied && time.Until(until) > time.Millisecond {
+				continue
+			}
+			if err := c.print(r, func(w io.Writer) {
+				what := "leased"
+				if denied {
+					what = "is held"
+				}
+				r.lease.print(w, what)
+			}); err != nil {
+				return err
+			}
+			switch {
+			case denied && a.Wait > 0:
+				return errNo(exitWaited, "%s is still held by %s after %v", a.Key, r.Holder, a.Wait)
+			case denied:
+				return errNo(exitFailed, "%s is held by %s", a.Key, r.Holder)
+			}
+			return nil
+		}
+	})
+}
+
+// pairFlags name a lease as its holder knows it.
+type pairFlags struct {
+	Key      string `arg:"" help:"What is leased."`
+	Holder   string `required:"" placeholder:"ID" help:"Who holds it."`
+	Revision uint64 `required:"" placeholder:"N" help:"The revision of the last reply."`
+}
+
+type renewCmd struct {
+	callFlags
+	pairFlags
+	TTL time.Duration `name:"ttl" default:"15s" placeholder:"DURATION" help:"How long from now: whole seconds, 1s to 10m (default 15s)."`
+}
+
+func (a *renewCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		r, err := c.ask("renew", map[string]any{"key": a.Key, "holder": a.Holder, "revision": a.Revision, "ttl_ms": a.TTL.Milliseconds()}, 0)
+		if err != nil {
+			return err
+		}
+		return c.print(r, func(w io.Writer) { r.lease.print(w, "renewed") })
+	})
+}
+
+type releaseCmd struct {
+	callFlags
+	pairFlags
+}
+
+func (a *releaseCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		r, err := c.ask("release", map[string]any{"key": a.Key, "holder": a.Holder, "revision": a.Revision}, 0)
+		if err != nil {
+			return err
+		}
+		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s released\n", r.Key) })
+	})
+}
+
+type ownerCmd struct {
+	callFlags
+	Key string `arg:"" help:"What is leased."`
+}
+
+func (a *ownerCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		r, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
+		if err != nil {
+			return err
+		}
+		if err := c.print(r, func(w io.Writer) {
+			if r.Held {
+				r.lease.print(w, "is held")
+			}
+		}); err != nil {
+			return err
+		}
+		if !r.Held {
+			return errNo(exitFailed, "nobody holds %s", a.Key)
+		}
+		return nil
+	})
+}
+
+type forwardCmd struct {
+	callFlags
+	Key     string        `arg:"" help:"Whose owner is asked."`
+	Payload string        `arg:"" optional:"" help:"What to send; - or nothing: standard input."`
+	Within  time.Duration `default:"5s" placeholder:"DURATION" help:"How long the whole call may take, 100ms to 30s (default 5s)."`
+}
+
+func (a *forwardCmd) Run(command *kong.Context) error {
+	payload := []byte(a.Payload)
+	if a.Payload == "" || a.Payload == "-" {
+		if a.Payload == "" && term.IsTerminal(int(os.Stdin.Fd())) {
+			return usagef("PAYLOAD: give it, or - to type it")
+		}
+		var err error
+		if payload, err = io.ReadAll(os.Stdin); err != nil {
+			return err
+		}
+	}
+	return a.with(command, func(c *caller) error {
+		r, err := c.ask("forward", map[string]any{"key": a.Key, "payload": payload, "timeout_ms": a.Within.Milliseconds()}, a.Within)
+		if err != nil {
+			return err
+		}
+		return c.print(r, func(w io.Writer) { _, _ = w.Write(r.Payload) })
+	})
+}
+
+type evictCmd struct {
+	callFlags
+	Key      string `arg:"" help:"What is leased."`
+	Revision uint64 `placeholder:"N" help:"Only if this is its revision. Without it: whatever it is now."`
+}
+
+func (a *evictCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		revision := a.Revision
+		if revision == 0 {
+			r, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
+			switch {
+			case err != nil:
+				return err
+			case r.Kind != "":
+				return c.print(r, nil)
+			case !r.Held:
+				return errNo(exitFailed, "nobody holds %s", a.Key)
+			}
+			revision = r.Revision
+		}
+		r, err := c.ask("evict", map[string]any{"key": a.Key, "revision": revision}, 0)
+		if err != nil {
+			return err
+		}
+		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s evicted, it was held by %s\n", r.Key, r.Holder) })
+	})
+}
+
+type lsCmd struct {
+	callFlags
+	Prefix string `arg:"" optional:"" help:"Only keys that begin with this."`
+	Holder string `placeholder:"ID" help:"Only this holder's."`
+}
+
+func (a *lsCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		var all []lease
+		body := map[string]any{"limit": 1000}
+		if a.Prefix != "" {
+			body["prefix"] = a.Prefix
+		}
+		if a.Holder != "" {
+			body["holder"] = a.Holder
+		}
+		for {
+			r, err := c.ask("list", body, 0)
+			if err != nil {
+				return err
+			}
+			if err := c.print(r, func(io.Writer) {}); err != nil {
+				return err
+			}
+			all = append(all, r.Leases...)
+			if r.Next == "" {
+				break
+			}
+			body["after"] = r.Next
+		}
+		if a.JSON {
+			return nil
+		}
+		out := command.Stdout
+		if f, ok := out.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+			for _, l := range all {
+				fmt.Fprintf(out, "%s\t%s\t%d\t%d\n", l.Key, l.Holder, l.Revision, l.Left)
+			}
+			return nil
+		}
+		t := table.NewWriter()
+		t.SetOutputMirror(out)
+		t.SetStyle(table.StyleRounded)
+		t.AppendHeader(table.Row{"Key", "Holder", "Revision", "Held for", "Left", "Meta"})
+		for _, l := range all {
+			since := ""
+			if at, err := time.Parse(time.RFC3339, l.AcquiredAt); err == nil {
+				since = time.Since(at).Round(time.Second).String()
+			}
+			t.AppendRow(table.Row{l.Key, l.Holder, l.Revision, since, time.Duration(l.Left) * time.Millisecond, l.Meta})
+		}
+		t.Render()
+		return nil
+	})
+}
+
+type watchCmd struct {
+	callFlags
+	Key   string `arg:"" optional:"" help:"Only this key."`
+	Count int    `placeholder:"N" help:"End after so many changes."`
+}
+
+// change is one line of watch.
+type change struct {
+	Key      string          `json:"key"`
+	Event    string          `json:"event"` // empty: not written by the service
+	Revision uint64          `json:"revision"`
+	Record   json.RawMessage `json:"record,omitempty"`
+}
+
+func (a *watchCmd) Run(command *kong.Context) error {
+	return a.with(command, func(c *caller) error {
+		prefix := c.flags.EventPrefix + ".changed."
+		subject := prefix + ">"
+		if a.Key != "" {
+			subject = prefix + a.Key
+		}
+		sub, err := c.nc.SubscribeSync(subject)
+		if err != nil {
+			return usagef("KEY: %w", err)
+		}
+		text := !c.flags.JSON
+		if f, ok := command.Stdout.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+			text = false
+		}
+		for n := 0; a.Count == 0 || n < a.Count; n++ {
+			msg, err := sub.NextMsgWithContext(c.ctx)
+			var known *exitError
+			switch {
+			case err == nil:
+			case errors.As(context.Cause(c.ctx), &known):
+				return known
+			case c.ctx.Err() != nil:
+				return nil // told to stop
+			default:
+				return &exitError{exitNoService, err}
+			}
+			ch := change{Key: strings.TrimPrefix(msg.Subject, prefix), Event: msg.Header.Get("Dagnats-Lease-Event")}
+			_, _ = fmt.Sscan(msg.Header.Get(nats.JSSequence), &ch.Revision)
+			if json.Valid(msg.Data) {
+				ch.Record = msg.Data
+			}
+			if text {
+				var l lease
+				_ = json.Unmarshal(msg.Data, &l)
+				fmt.Fprintf(command.Stdout, "%s  %-8s  %s  %s  revision %d\n", time.Now().Format("15:04:05.000"), first(ch.Event, "foreign"), ch.Key, l.Holder, ch.Revision)
+				continue
+			}
+			line, err := json.Marshal(ch)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(command.Stdout, "%s\n", line)
+		}
+		return nil
+	})
+}
