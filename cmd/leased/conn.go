@@ -182,23 +182,21 @@ func (c credentials) ways(env bool) (names []string) {
 
 // credentials picks the way of the highest rank.
 func (f connFlags) credentials(given map[string]bool, base *natscontext.Context) (credentials, error) {
-	var flags, env credentials
-	for _, v := range []struct {
-		flag, value string
-		onFlags     *string
-		onEnv       *string
+	var flags credentials
+	for flag, v := range map[string]struct {
+		value string
+		to    *string
 	}{
-		{"user", f.User, &flags.user, &env.user},
-		{"password", f.Password, &flags.password, &env.password},
-		{"token", f.Token, &flags.token, &env.token},
-		{"creds", f.Creds, &flags.creds, &env.creds},
-		{"nkey", f.NKey, &flags.nkey, &env.nkey},
+		"user": {f.User, &flags.user}, "password": {f.Password, &flags.password}, "token": {f.Token, &flags.token},
+		"creds": {f.Creds, &flags.creds}, "nkey": {f.NKey, &flags.nkey},
 	} {
-		if given[v.flag] {
-			*v.onFlags = v.value
-		} else {
-			*v.onEnv = v.value
+		if given[flag] {
+			*v.to = v.value
 		}
+	}
+	env := credentials{
+		user: os.Getenv("NATS_USER"), password: os.Getenv("NATS_PASSWORD"), token: os.Getenv("NATS_TOKEN"),
+		creds: os.Getenv("NATS_CREDS"), nkey: os.Getenv("NATS_NKEY"),
 	}
 	fromContext := credentials{
 		user: base.User(), password: base.Password(), token: base.Token(), creds: base.Creds(), nkey: base.NKey(),
@@ -243,21 +241,7 @@ func (f connFlags) checkFiles() error {
 		flag, path string
 		parse      func([]byte) error
 	}{
-		{"--creds", f.Creds, func(text []byte) error {
-			if _, err := nkeys.ParseDecoratedJWT(text); err != nil {
-				return errors.New("no user JWT in it")
-			}
-			if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
-				return errors.New("no user NKEY seed in it")
-			}
-			return nil
-		}},
-		{"--nkey", f.NKey, func(text []byte) error {
-			if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
-				return errors.New("no user NKEY seed in it")
-			}
-			return nil
-		}},
+		{"--creds", f.Creds, userSeed}, {"--nkey", f.NKey, userSeed},
 		{"--tlscert", f.TLSCert, nil}, {"--tlskey", f.TLSKey, nil}, {"--tlsca", f.TLSCA, nil},
 	} {
 		// Other schemes (op://, env://, ...) belong to the contexts' resolvers.
@@ -273,6 +257,13 @@ func (f connFlags) checkFiles() error {
 				return usagef("%s %s: %w", file.flag, file.path, err)
 			}
 		}
+	}
+	return nil
+}
+
+func userSeed(text []byte) error {
+	if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
+		return errors.New("no user NKEY seed in it")
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 // after it has ended.
 type health struct {
 	service atomic.Pointer[leased.Service]
+	links   *links // set before service
 	leaving atomic.Bool
 }
 
@@ -23,7 +24,7 @@ func (h *health) checks() []leased.Check {
 	if svc == nil {
 		checks = append(checks, leased.Check{Name: "started", Detail: "the service is starting"})
 	} else {
-		checks = svc.Ready()
+		checks = append(svc.Ready(), h.links.permitted())
 	}
 	if h.leaving.Load() {
 		checks = append(checks, leased.Check{Name: "staying", Detail: "the service is told to stop and takes no more calls"})

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/time/rate"
 
+	"github.com/leased/leased"
 	"github.com/leased/leased/metrics"
 )
 
@@ -20,6 +23,9 @@ import (
 // traffic, so that none waits behind another.
 type links struct {
 	front, store, hop *nats.Conn
+
+	mu      sync.Mutex
+	refused map[string]bool // subjects of calls that NATS does not let us receive
 }
 
 func (l *links) all() []*nats.Conn { return []*nats.Conn{l.front, l.store, l.hop} }
@@ -31,7 +37,7 @@ type connector func(options ...nats.Option) (*nats.Conn, error)
 // are, is no error: the connections keep trying for ever. Each time that one of
 // them stands, up is called.
 func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func()) (*links, error) {
-	var l links
+	l := &links{refused: map[string]bool{}}
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
 	for i, c := range []struct {
@@ -45,7 +51,8 @@ func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func(
 		{metrics.Hop, &l.hop, []nats.Option{nats.ReconnectBufSize(-1)}},
 	} {
 		wg.Go(func() {
-			*c.to, errs[i] = openLink(c.name, connect, log, m, up, c.options)
+			r := &reporter{name: c.name, links: l, up: up, log: log.With("connection", "leased-"+string(c.name)), metrics: m, limit: rate.NewLimiter(1, 10)}
+			*c.to, errs[i] = r.open(connect, c.options)
 		})
 	}
 	wg.Wait()
@@ -53,13 +60,13 @@ func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func(
 		l.close()
 		return nil, err
 	}
-	return &l, nil
+	return l, nil
 }
 
-func openLink(name metrics.Connection, connect connector, log *slog.Logger, m *metrics.Metrics, up func(), options []nats.Option) (*nats.Conn, error) {
-	r := &reporter{name: name, up: up, log: log.With("connection", "leased-"+string(name)), metrics: m, limit: rate.NewLimiter(1, 10)}
+// open makes the connection that r reports on.
+func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, error) {
 	nc, err := connect(append([]nats.Option{
-		nats.Name("leased-" + string(name)),
+		nats.Name("leased-" + string(r.name)),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		// Credentials and permissions can be mended while we run.
@@ -80,9 +87,9 @@ func openLink(name metrics.Connection, connect connector, log *slog.Logger, m *m
 		}),
 	}, options...)...)
 	if err != nil {
-		return nil, fmt.Errorf("NATS connection leased-%s: %w", name, err)
+		return nil, fmt.Errorf("NATS connection leased-%s: %w", r.name, err)
 	}
-	m.SetConnection(name, func() metrics.ConnectionState {
+	r.metrics.SetConnection(r.name, func() metrics.ConnectionState {
 		return metrics.ConnectionState{Connected: nc.IsConnected(), Reconnects: nc.Stats().Reconnects}
 	})
 	return nc, nil
@@ -98,6 +105,33 @@ func (l *links) connected() bool {
 	return true
 }
 
+// refuse notes a subject whose messages NATS keeps from us, until the next
+// connection, which subscribes again.
+func (l *links) refuse(subject string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.refused) < 100 {
+		l.refused[subject] = true
+	}
+}
+
+func (l *links) forgive() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.refused)
+}
+
+// permitted is the check that NATS lets us receive every call.
+func (l *links) permitted() leased.Check {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.refused) == 0 {
+		return leased.Check{Name: "permitted", OK: true}
+	}
+	return leased.Check{Name: "permitted", Detail: "NATS does not let this user subscribe to " +
+		strings.Join(slices.Sorted(maps.Keys(l.refused)), ", ") + "; tried again within a minute"}
+}
+
 // close sends what is still to be sent, for 2 s at most, and closes them all.
 func (l *links) close() {
 	for _, nc := range l.all() {
@@ -111,37 +145,50 @@ func (l *links) close() {
 	}
 }
 
-// watch says now and then that NATS is still not there, until ctx ends: nats.go
-// is silent about an attempt that the server refuses before the first success.
+// watch mends what nats.go does not, until ctx ends, ever more seldom while it
+// does not help. It says that NATS is still not there, because nats.go is silent
+// about an attempt that the server refuses before the first success. And where
+// NATS refused a subscription it connects again, because a permission that is
+// given later has no effect before.
 func (l *links) watch(ctx context.Context, log *slog.Logger) {
-	const most = time.Minute
-	every := 5 * time.Second
-	for {
+	const least, most = 5 * time.Second, time.Minute
+	for every := least; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(every):
 		}
-		if l.connected() {
-			every = 5 * time.Second
+		every = min(2*every, most)
+		switch {
+		case !l.connected():
+			l.complain(log)
+		case !l.permitted().OK:
+			if err := l.front.ForceReconnect(); err != nil {
+				log.Warn("cannot connect again to subscribe again", "error", err)
+			}
+		default:
+			every = least
+		}
+	}
+}
+
+func (l *links) complain(log *slog.Logger) {
+	for _, nc := range l.all() {
+		if nc.IsConnected() {
 			continue
 		}
-		for _, nc := range l.all() {
-			if !nc.IsConnected() {
-				attrs := []any{"connection", nc.Opts.Name}
-				if err := nc.LastError(); err != nil {
-					attrs = append(attrs, "error", err)
-				}
-				log.Warn("still not connected to NATS", attrs...)
-			}
+		attrs := []any{"connection", nc.Opts.Name}
+		if err := nc.LastError(); err != nil {
+			attrs = append(attrs, "error", err)
 		}
-		every = min(2*every, most)
+		log.Warn("still not connected to NATS", attrs...)
 	}
 }
 
 // reporter turns what happens to a connection into log lines and counts.
 type reporter struct {
 	name    metrics.Connection
+	links   *links
 	up      func()
 	log     *slog.Logger
 	metrics *metrics.Metrics
@@ -157,6 +204,7 @@ func (r *reporter) connected(nc *nats.Conn) {
 	r.mu.Unlock()
 	if r.name == metrics.Front {
 		r.metrics.SetNATSServer(nc.ConnectedServerVersion())
+		r.links.forgive()
 	}
 	where := nc.ConnectedUrlRedacted()
 	if nc.Opts.InProcessServer != nil {
@@ -200,8 +248,11 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		r.metrics.ConnError(r.name, metrics.ConnPermission)
+		action, subject := violation(err)
+		if r.name == metrics.Front && action == "subscribe" {
+			r.links.refuse(subject)
+		}
 		if r.limit.Allow() {
-			action, subject := violation(err)
 			r.log.Error("not permitted by NATS", "action", action, "subject", subject)
 		}
 	case authError(err):
@@ -223,7 +274,7 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 	}
 }
 
-var violationText = regexp.MustCompile(`(?i)(publication|subscription) to "([^"]*)"`)
+var violationText = regexp.MustCompile(`(?i)violation for (publi|subscri)\w+ to "([^"]*)"`)
 
 // violation reads action and subject from the server's words.
 func violation(err error) (action, subject string) {
@@ -231,7 +282,7 @@ func violation(err error) (action, subject string) {
 	switch {
 	case m == nil:
 		return "unknown", err.Error()
-	case strings.EqualFold(m[1], "publication"):
+	case strings.EqualFold(m[1], "publi"):
 		return "publish", m[2]
 	default:
 		return "subscribe", m[2]

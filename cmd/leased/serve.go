@@ -303,6 +303,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 	if err != nil {
 		return err
 	}
+	h.links = connections
 	h.service.Store(svc)
 
 	connections.waitReady(ctx, h.ready)
