@@ -18,6 +18,7 @@ import (
 // ChildOptions say which nats-server to run as a child process and how.
 type ChildOptions struct {
 	Version     string // such as "2.12.1", see Binary; default DefaultVersion
+	Program     string // path of the program; default that of Version
 	Name        string // server_name; default n0
 	Port        int    // for clients; default a free one
 	StoreDir    string // default one that goes with the test
@@ -55,9 +56,12 @@ func newChild(t testing.TB, o ChildOptions) *ChildServer {
 	if o.Port == 0 {
 		o.Port = FreePort(t)
 	}
-	binary, err := Binary(o.Version)
-	if err != nil {
-		t.Fatal(err)
+	binary := o.Program
+	if binary == "" {
+		var err error
+		if binary, err = Binary(o.Version); err != nil {
+			t.Fatal(err)
+		}
 	}
 	monitor := FreePort(t)
 	var conf strings.Builder
@@ -92,6 +96,16 @@ func (s *ChildServer) Restart() {
 	s.Kill()
 	s.start()
 	s.ready()
+}
+
+// Use makes the next Restart run another version of nats-server.
+func (s *ChildServer) Use(version string) {
+	s.t.Helper()
+	binary, err := Binary(version)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.path, s.Version = binary, version
 }
 
 // Connect opens a connection that ends with the test.

@@ -32,7 +32,13 @@ func Leased(t testing.TB, args ...string) *Service {
 // LeasedEnv does so with more environment, as "NAME=value".
 func LeasedEnv(t testing.TB, env []string, args ...string) *Service {
 	t.Helper()
-	s := &Service{Process: newProcess(t, "leased", LeasedBinary(t), args)}
+	return LeasedFrom(t, LeasedBinary(t), env, args...)
+}
+
+// LeasedFrom does so with another program than LeasedBinary, a variant of it.
+func LeasedFrom(t testing.TB, binary string, env []string, args ...string) *Service {
+	t.Helper()
+	s := &Service{Process: newProcess(t, "leased", binary, args)}
 	s.env = env
 	s.out.onLine = s.line
 	s.Restart()
