@@ -200,6 +200,11 @@ func (s *Service) answering(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+	}
+	select { // both may have been ready
+	case <-done:
+		return nil
+	default:
 		return context.Cause(ctx)
 	}
 }

@@ -229,7 +229,13 @@ func (s *Service) drainRequests(ctx context.Context) error {
 	}
 	// All subscriptions of this connection are micro's; nats.go takes each off
 	// the list when its queue is empty.
+	gone := time.Now().Add(time.Second)
 	for s.front.NumSubscriptions() > 0 {
+		if s.front.IsConnected() {
+			gone = time.Now().Add(time.Second)
+		} else if time.Now().After(gone) {
+			return nil // without NATS the list never empties, and nobody can be answered
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

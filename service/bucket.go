@@ -284,7 +284,10 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	if si.State.LastSeq < born && si.State.Messages == 0 {
 		// Nothing is in it, so nothing is lost by lifting it: it was made by an
 		// instance whose clock is far behind the server's, for one.
-		if err := k.js.lift(context.Background(), max(uint64(si.Created.UnixMicro()), highest+1)); err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+		err := k.js.lift(ctx, max(uint64(si.Created.UnixMicro()), highest+1))
+		cancel()
+		if err == nil {
 			k.look()
 		}
 	}
