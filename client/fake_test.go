@@ -229,7 +229,7 @@ func (w *world) decide(endpoint string, q request, f fault) reply {
 			if endpoint == "acquire" {
 				w.passing(q.Key, holder)
 			}
-			w.event(q.Key, endpoint+"d")
+			w.event(q.Key, map[string]string{"acquire": "acquired", "renew": "renewed"}[endpoint])
 			return w.tell(q.Key, reply{Granted: true})
 		}
 	}

@@ -101,7 +101,7 @@ func (f *Fence) Do(ctx context.Context, resource string, fence uint64, write fun
 //
 //	UPDATE thing SET value = $1, fence = $2 WHERE id = $3 AND fence <= $2
 const (
-	FenceTableSQL = `CREATE TABLE IF NOT EXISTS lease_fence (resource TEXT PRIMARY KEY, fence BIGINT NOT NULL)`
+	FenceTableSQL = `CREATE TABLE IF NOT EXISTS lease_fence (resource TEXT PRIMARY KEY, fence BIGINT NOT NULL CHECK (fence > 0))`
 	FenceAdmitSQL = `INSERT INTO lease_fence (resource, fence) VALUES ($1, $2)
 ON CONFLICT (resource) DO UPDATE SET fence = excluded.fence WHERE lease_fence.fence <= excluded.fence`
 )
@@ -117,6 +117,9 @@ type fencedValue struct {
 // {"fence":n,"data":"base64"}. All writers of the key must use it, and must not
 // delete the key, as the fence would go with it.
 func PutFenced(ctx context.Context, kv jetstream.KeyValue, key string, fence uint64, data []byte) error {
+	if fence == 0 {
+		return &StaleError{Resource: key} // no revision
+	}
 	value, err := json.Marshal(fencedValue{fence, data})
 	if err != nil {
 		return err

@@ -1,0 +1,233 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leased/leased/service/kinds"
+)
+
+// crew is a group whose members come and go. It counts who works on what.
+type crew struct {
+	t     *testing.T
+	ttl   time.Duration
+	keys  []string
+	start func() *Client // of a new member, its own connection
+
+	mu       sync.Mutex
+	members  map[string]*member
+	working  map[string]string // key -> member
+	fences   map[string]uint64 // key -> the highest seen
+	moves    int
+	needed   int // moves that the changes so far call for
+	owed     int // of those, not made yet
+	changed  time.Time
+	troubles map[string]int
+	all      sync.WaitGroup
+}
+
+type member struct {
+	name  string
+	leave context.CancelFunc
+	dead  bool
+}
+
+func newCrew(t *testing.T, ttl time.Duration, keys int, start func() *Client) *crew {
+	c := &crew{t: t, ttl: ttl, start: start, members: map[string]*member{}, working: map[string]string{}, fences: map[string]uint64{}, troubles: map[string]int{}}
+	for i := range keys {
+		c.keys = append(c.keys, fmt.Sprintf("shard-%02d", i))
+	}
+	return c
+}
+
+// join adds a member.
+func (c *crew) join(name string) {
+	ctx, leave := context.WithCancelCause(context.Background())
+	m := &member{name: name, leave: func() { leave(errLeft) }}
+	c.change(func() { c.members[name] = m })
+	client := c.start()
+	c.all.Go(func() {
+		err := client.Shards(ctx, "crew", c.keys, ShardsOptions{
+			HoldOptions: HoldOptions{Holder: name, TTL: c.ttl, OnError: func(err error) {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if !m.dead {
+					c.troubles[string(kinds.Of(err))]++
+				}
+			}},
+			Work: func(ctx context.Context, h *Hold) { c.work(ctx, m, h) },
+		})
+		if !errors.Is(err, errLeft) {
+			c.t.Error(err)
+		}
+	})
+}
+
+var errLeft = errors.New("left")
+
+func (c *crew) work(ctx context.Context, m *member, h *Hold) {
+	key := h.Key()
+	c.mu.Lock()
+	if other := c.working[key]; other != "" {
+		c.t.Errorf("%s starts on %s while %s works on it", m.name, key, other)
+	}
+	if h.Revision() <= c.fences[key] {
+		c.t.Errorf("%s starts on %s under %d after %d", m.name, key, h.Revision(), c.fences[key])
+	}
+	if !m.dead {
+		c.working[key] = m.name
+		c.moves++
+		c.owed = max(0, c.owed-1)
+	}
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fences[key] = max(c.fences[key], h.Revision())
+	if !m.dead {
+		delete(c.working, key)
+	}
+}
+
+// leave lets a member leave in good order.
+func (c *crew) leave(name string) {
+	m := c.members[name]
+	c.change(func() { delete(c.members, name) })
+	m.leave()
+}
+
+// die ends a member's work at once and lets it release nothing.
+func (c *crew) die(name string, cut func()) {
+	m := c.members[name]
+	c.change(func() {
+		delete(c.members, name)
+		m.dead = true
+		maps.DeleteFunc(c.working, func(_, who string) bool { return who == name })
+	})
+	cut()
+	m.leave()
+}
+
+// change adds up what a change of membership calls for.
+func (c *crew) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	c.changed = time.Now()
+	if len(c.members) == 0 {
+		return
+	}
+	now := fewestMoves(c.counts(), len(c.keys))
+	c.needed += now - c.owed
+	c.owed = now
+}
+
+// counts is the number of keys that each member works on. Under mu.
+func (c *crew) counts() map[string]int {
+	n := map[string]int{}
+	for name := range c.members {
+		n[name] = 0
+	}
+	for _, who := range c.working {
+		if _, ok := n[who]; ok {
+			n[who]++
+		}
+	}
+	return n
+}
+
+// fair checks that all keys are worked on, in fair shares, unless membership
+// changed less than two TTLs ago.
+func (c *crew) fair() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.members) == 0 || time.Since(c.changed) < 2*c.ttl {
+		return
+	}
+	n := slices.Sorted(maps.Values(c.counts()))
+	if len(c.working) != len(c.keys) || n[len(n)-1]-n[0] > 1 {
+		c.t.Errorf("%v after the last change: %d of %d keys, shares %v", time.Since(c.changed), len(c.working), len(c.keys), n)
+	}
+}
+
+func (c *crew) names() []string { return slices.Sorted(maps.Keys(c.members)) }
+
+// TestShards: 64 keys over 1 to 8 processes that join, leave and die at random for
+// ten minutes, in 20 ways.
+func TestShards(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 3
+	}
+	for seed := range seeds {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.noBatch = seed%4 == 0
+			rng := rand.New(rand.NewPCG(seed, 5))
+			processes := map[string]*process{}
+			var last *process
+			c := newCrew(t, 15*time.Second, 64, func() *Client {
+				last = w.process()
+				return newClient(last, Options{})
+			})
+			end := time.Now().Add(10 * time.Minute)
+			for i := 0; time.Now().Before(end); i++ {
+				names := c.names()
+				switch {
+				case len(names) == 0, len(names) < 8 && rng.IntN(2) == 0:
+					name := fmt.Sprint("p", i)
+					c.join(name)
+					processes[name] = last
+				case rng.IntN(2) == 0:
+					c.leave(names[rng.IntN(len(names))])
+				default:
+					name := names[rng.IntN(len(names))]
+					c.die(name, processes[name].kill)
+				}
+				for wait := time.Duration(rng.Int64N(int64(6 * c.ttl))); wait > 0; wait -= time.Second {
+					time.Sleep(time.Second)
+					c.fair()
+				}
+			}
+			moves, needed := c.moves, c.needed
+			for _, name := range c.names() {
+				c.leave(name)
+			}
+			c.all.Wait()
+			time.Sleep(time.Minute)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for k := range w.keys {
+				if w.live(k) != nil {
+					t.Errorf("%s is left", k)
+				}
+			}
+			if moves*10 > needed*11 {
+				t.Errorf("%d moves, %d were needed", c.moves, c.needed)
+			}
+			t.Logf("seed %d: %d moves, %d needed; %d lists, renewals: %d in batches, %d single; troubles %v",
+				seed, moves, needed, len(w.sent["list"]), len(w.sent["renew_many"]), len(w.sent["renew"]), c.troubles)
+			if single := len(w.sent["renew"]); !w.noBatch && single > 3*c.moves {
+				t.Errorf("%d single renewals beside %d batches", single, len(w.sent["renew_many"]))
+			}
+		})
+	}
+}
+
+func TestShardsWithoutKeys(t *testing.T) {
+	c := newClient(newWorld(t).process(), Options{})
+	if err := c.Shards(t.Context(), "g", nil, ShardsOptions{}); kinds.Of(err) != kinds.Invalid {
+		t.Error(err)
+	}
+	if got := commonPrefix([]string{"shard-10", "shard-1", "shard-23"}); got != "shard-" {
+		t.Error(got)
+	}
+}
