@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -78,7 +79,10 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 		nats.MaxPingsOutstanding(3),
 		nats.NoCallbacksAfterClientClose(),
 		nats.ConnectHandler(r.connected),
-		nats.ReconnectHandler(r.connected),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			r.reconnects.Add(1)
+			r.connected(nc)
+		}),
 		nats.DisconnectErrHandler(r.disconnected),
 		nats.ReconnectErrHandler(r.notConnected),
 		nats.ErrorHandler(r.error),
@@ -90,7 +94,7 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 		return nil, fmt.Errorf("NATS connection leased-%s: %w", r.name, err)
 	}
 	r.metrics.SetConnection(r.name, func() metrics.ConnectionState {
-		return metrics.ConnectionState{Connected: nc.IsConnected(), Reconnects: nc.Stats().Reconnects}
+		return metrics.ConnectionState{Connected: nc.IsConnected(), Reconnects: r.reconnects.Load()}
 	})
 	return nc, nil
 }
@@ -193,6 +197,9 @@ type reporter struct {
 	log     *slog.Logger
 	metrics *metrics.Metrics
 	limit   *rate.Limiter // of lines about errors that may come with every message
+
+	// nats.go's own count has failed attempts in it.
+	reconnects atomic.Uint64
 
 	mu        sync.Mutex
 	lastError string // of an attempt to connect, to say it once

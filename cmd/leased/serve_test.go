@@ -421,6 +421,10 @@ func TestNATSComesLater(t *testing.T) {
 	ns := runNATS(t, o)
 	ready := func() bool { code, _ := get(t, "http://"+s.HTTP+"/readyz"); return code == 200 }
 	eventually(t, "ready once NATS is there", ready)
+	const reconnects = `leased_nats_reconnects_total{connection="front"}`
+	if v := scrape(t, s.HTTP)[reconnects]; v != "0" {
+		t.Errorf("%s reconnects before the first loss", v)
+	}
 	p.line("connected to NATS", "leased-front", "2.15")
 	nc := dial(t, url)
 	if reply := ask(t, nc, "acquire", `{"key":"k","holder":"h","ttl_ms":60000}`); reply["granted"] != true {
@@ -435,8 +439,8 @@ func TestNATSComesLater(t *testing.T) {
 	eventually(t, "not ready without NATS", func() bool { return !ready() })
 	runNATS(t, o)
 	eventually(t, "ready again", ready)
-	if v := scrape(t, s.HTTP)[`leased_nats_reconnects_total{connection="front"}`]; v == "0" {
-		t.Error("no reconnect is counted")
+	if v := scrape(t, s.HTTP)[reconnects]; v != "1" {
+		t.Errorf("%s reconnects are counted, want 1", v)
 	}
 	if strings.Contains(p.output(), "hunter2") {
 		t.Error("the log shows a password")
