@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,9 +24,11 @@ func loadSet(t testing.TB) *Set {
 	return set
 }
 
+var readCorpus = sync.OnceValues(func() ([]corpus.Case, error) { return corpus.Load(os.DirFS("../testdata/corpus")) })
+
 func loadCorpus(t testing.TB) []corpus.Case {
 	t.Helper()
-	cases, err := corpus.Load(os.DirFS("../testdata/corpus"))
+	cases, err := readCorpus()
 	if err != nil {
 		t.Fatal(err)
 	}

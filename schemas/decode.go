@@ -208,7 +208,7 @@ func (r reader) object(n *node, at place) (map[string]any, *Error) {
 	if _, err := r.dec.ReadToken(); err != nil {
 		return nil, syntax(err)
 	}
-	doc := make(map[string]any, len(n.names))
+	doc := map[string]any{}
 	for {
 		switch kind := r.dec.PeekKind(); kind {
 		case jsontext.KindString:
