@@ -33,7 +33,7 @@ func Cluster(t testing.TB, n int, opts ...Option) *Nodes {
 	c.init(t, n, func(i int) string { return c.Servers[i].URL }, func(i int) bool { return c.Servers[i].Running() })
 	for i := range n {
 		node := newNode(t, c.name(i), append([]Option{func(o *server.Options) {
-			o.Cluster = server.ClusterOpts{Name: "testnats", Host: "127.0.0.1", Port: c.ports[i], NoAdvertise: true, PoolSize: -1}
+			o.Cluster = server.ClusterOpts{Name: "testnats", Host: "127.0.0.1", Port: c.ports[i], Advertise: nowhere, NoAdvertise: true, PoolSize: -1}
 			for _, route := range c.routes(i) {
 				u, err := url.Parse(route)
 				if err != nil {
@@ -68,8 +68,8 @@ func ChildCluster(t testing.TB, n int, o ChildOptions, versions ...string) *Proc
 		if strings.HasPrefix(o.Version, "2.9.") { // does not know it, and has one route a peer anyway
 			pool = ""
 		}
-		o.Config = fmt.Sprintf("cluster { name: testnats, listen: \"127.0.0.1:%d\", no_advertise: true, %sroutes: [%s] }\n%s",
-			c.ports[i], pool, strings.Join(c.routes(i), ", "), extra)
+		o.Config = fmt.Sprintf("cluster { name: testnats, listen: \"127.0.0.1:%d\", cluster_advertise: %q, no_advertise: true, %sroutes: [%s] }\n%s",
+			c.ports[i], nowhere, pool, strings.Join(c.routes(i), ", "), extra)
 		s := newChild(t, o)
 		c.Servers = append(c.Servers, s)
 		s.start()
@@ -80,6 +80,11 @@ func ChildCluster(t testing.TB, n int, o ChildOptions, versions ...string) *Proc
 	c.WaitReady()
 	return c
 }
+
+// nowhere is what servers tell each other about where they are. Left to themselves they would make
+// routes past the relays: what one hears of another by way of a third, it dials directly, and
+// no_advertise keeps addresses from clients only.
+const nowhere = "127.0.0.1:1"
 
 // quorum is what both kinds of cluster can do. Server i is named n<i>.
 type quorum struct {
