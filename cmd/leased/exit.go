@@ -27,6 +27,12 @@ type exitError struct {
 func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
+// silentExit is the exit code of a command that was run: it has said itself
+// what there is to say.
+type silentExit int
+
+func (s silentExit) Error() string { return fmt.Sprintf("the command ended with code %d", int(s)) }
+
 // usagef makes the error of a wrong flag or combination of flags. Its text
 // names the flag and the rule.
 func usagef(format string, args ...any) error {

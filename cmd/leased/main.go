@@ -2,12 +2,14 @@
 // and requests to whoever holds a key, for any program that speaks NATS.
 //
 //	leased serve      answer lease calls, with a NATS server inside or beside
+//	leased run        run a command while a key is held
 //	leased acquire    and renew, release, owner, forward, ls, watch, evict: ask
 //	leased fence      what an operator does to revisions
 //	leased version    say what this binary is made of
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -19,6 +21,7 @@ import (
 // commands is the command line: one field and one file a command.
 type commands struct {
 	Serve   serveCmd   `cmd:"" help:"Answer lease calls on NATS."`
+	Run     runCmd     `cmd:"" aliases:"lock" help:"Run a command while a key is held."`
 	Acquire acquireCmd `cmd:"" help:"Take a key."`
 	Renew   renewCmd   `cmd:"" help:"Keep a key."`
 	Release releaseCmd `cmd:"" help:"Give a key back."`
@@ -28,6 +31,7 @@ type commands struct {
 	Watch   watchCmd   `cmd:"" help:"Print changes as they happen, as NDJSON."`
 	Evict   evictCmd   `cmd:"" help:"Free a key whoever holds it."`
 	Fence   fenceCmd   `cmd:"" help:"What an operator does to revisions."`
+	Guard   guardCmd   `cmd:"" hidden:""`
 	Version versionCmd `cmd:"" help:"Say what this binary is made of."`
 }
 
@@ -54,6 +58,9 @@ func run(args []string) int {
 		return exitUsage
 	}
 	if err := command.Run(); err != nil {
+		if code, ok := errors.AsType[silentExit](err); ok {
+			return int(code)
+		}
 		fmt.Fprintf(os.Stderr, "leased: %v\n", err)
 		return exitCode(err)
 	}
