@@ -79,6 +79,9 @@ func (g *guardCmd) Run(_ *kong.Context) error {
 	// The wrapper decides what signals mean; only the pipe ends a guard. They are
 	// caught and not ignored, because the command would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTTOU, syscall.SIGTTIN, syscall.SIGTSTP, syscall.SIGPIPE)
+	if len(g.Command) > 0 && g.Command[0] == "--" {
+		g.Command = g.Command[1:]
+	}
 	control, report := os.NewFile(controlFile, "control"), os.NewFile(reportFile, "report")
 	if _, err := control.Stat(); err != nil {
 		return usagef("guard: for use by leased run only")
