@@ -75,8 +75,9 @@ type keeper struct {
 	once   sync.Once
 
 	// The rest belongs to the goroutine of run.
-	asked     bool // peers have been asked
-	less      bool // the bucket held fewer messages than the view knows leases
+	asked     bool      // peers have been asked
+	backSince time.Time // the bucket has been behind since
+	less      bool      // the bucket held fewer messages than the view knows leases
 	holdUntil time.Time
 	held      atomic.Pointer[time.Time] // holdUntil, for others to read
 
@@ -280,6 +281,9 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	k.created.Store(si.Created.UnixNano())
 
 	highest := k.view.highest.Load()
+	if si.State.LastSeq >= highest {
+		k.backSince = time.Time{}
+	}
 	born := uint64(si.Created.Add(-createdSlack).UnixMicro())
 	if si.State.LastSeq < born && si.State.Messages == 0 {
 		// Nothing is in it, so nothing is lost by lifting it: it was made by an
@@ -294,7 +298,14 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
-	case si.State.LastSeq < highest && k.rechecked(highest):
+	case si.State.LastSeq < highest && !k.stayedBack():
+		// A new leader may answer before it has applied its log. Acked guards
+		// every grant meanwhile.
+		if h.Verdict = Sound; k.health.Load().Verdict != Sound {
+			h.Verdict, h.Reason = Unavailable, "the bucket shows an older revision than was issued; looking again"
+		}
+		time.AfterFunc(checkEvery/4, k.look)
+	case si.State.LastSeq < highest:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision is %d, but %d was issued; lift it with `leased fence lift`", si.State.LastSeq, highest)
 	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
 		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
@@ -316,14 +327,16 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	return h
 }
 
-// rechecked says whether the bucket's last sequence is below highest in a
-// second look too: the first may have been answered before the write that
-// raised highest was applied where the answer came from.
-func (k *keeper) rechecked(highest uint64) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
-	defer cancel()
-	si, err := k.js.info(ctx)
-	return err == nil && si.State.LastSeq < highest
+// backFor is how long the bucket must be behind before it is distrusted.
+const backFor = 3 * time.Second
+
+// stayedBack notes that the bucket's last revision is behind what was issued and
+// says whether it has been for long enough.
+func (k *keeper) stayedBack() bool {
+	if k.backSince.IsZero() {
+		k.backSince = time.Now()
+	}
+	return time.Since(k.backSince) >= backFor
 }
 
 // missing is called when there is no bucket: whoever makes it must know until
