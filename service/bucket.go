@@ -227,6 +227,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		k.view.noteFence(k.peers(ctx).fence)
 		k.asked = true
 	}
+	issued := k.view.highest.Load() // before the look: what was acked by then must show
 	si, err := k.js.info(ctx)
 	if errors.Is(err, ErrNoBucket) {
 		k.missing(ctx)
@@ -236,12 +237,13 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		if err := k.make(ctx, ai.API.Level); err != nil && codeOf(err) != codeStreamExists {
 			return k.noAnswer("the bucket cannot be made: " + err.Error())
 		}
+		issued = k.view.highest.Load()
 		si, err = k.js.info(ctx)
 	}
 	if err != nil {
 		return k.noAnswer(err.Error())
 	}
-	return k.inspect(si)
+	return k.inspect(si, issued)
 }
 
 // noAnswer is the verdict when nothing new is known. A proof that the server
@@ -258,8 +260,9 @@ func (k *keeper) noAnswer(reason string) *Health {
 	return h
 }
 
-// inspect judges a bucket that is there.
-func (k *keeper) inspect(si *streamInfo) *Health {
+// inspect judges a bucket that is there. highest is a revision that was issued
+// before si was asked for.
+func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	h := &Health{Leader: true, LastSeq: si.State.LastSeq, Checked: time.Now()}
 	var meta map[string]string
 	_ = json.Unmarshal(si.Config["metadata"], &meta)
@@ -280,7 +283,6 @@ func (k *keeper) inspect(si *streamInfo) *Health {
 	}
 	k.created.Store(si.Created.UnixNano())
 
-	highest := k.view.highest.Load()
 	if si.State.LastSeq >= highest {
 		k.backSince = time.Time{}
 	}
