@@ -1,0 +1,6 @@
+//go:build !race
+
+package contract
+
+// slowness is what the race detector costs, for limits on time.
+const slowness = 1
