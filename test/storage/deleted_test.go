@@ -2,6 +2,7 @@ package storage
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -140,6 +141,34 @@ func TestBucketDeletedUnderLoad(t *testing.T) {
 			}
 			t.Logf("answers between the deletion and the end of the old leases: %v; slowest %v; back after %v", kinds, slow, back.Sub(d.at))
 		})
+	}
+}
+
+// TestBucketDeletedWhileIdle: without a call that finds out, the bucket is made
+// again by itself, and an instance that only starts then knows what to wait for.
+func TestBucketDeletedWhileIdle(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	in, stop := serveUntil(t, n.URL)
+	in.waitReady(t)
+	const ttl = 7 * time.Second
+	c := callerOn(t, n.URL)
+	held := c.grant("k", "A", ttl)
+	deleteBucket(t, c.nc)
+	testnats.Eventually(t, 5*time.Second, func() bool { return strings.HasPrefix(in.bucket(), "waiting") }, late(in.bucket))
+	stop()
+	young := serve(t, n.URL)
+	end := held.sent.Add(ttl)
+	var r reply
+	testnats.Eventually(t, 10*time.Second, func() bool {
+		r = c.acquire("k", "B", time.Second)
+		return r.Kind == "granted"
+	}, late(func() string { return fmt.Sprint(r.Kind, " ", r.Error, young.failing()) }))
+	if left := end.Sub(r.got); left > 0 {
+		t.Errorf("two holders: B got the key %v before the end of A's lease", left)
+	}
+	if late := r.got.Sub(held.got.Add(ttl)); late > 3*time.Second {
+		t.Errorf("granted only %v after the end of A's lease", late)
 	}
 }
 

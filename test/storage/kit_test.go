@@ -107,9 +107,7 @@ func serveUntil(t testing.TB, url string, change ...func(*leased.Options)) (in *
 }
 
 // late is text that is made when it is printed.
-type late func() string
-
-func (l late) String() string { return l() }
+type late = testnats.Lazy
 
 func replicas(n int) func(*leased.Options) { return func(o *leased.Options) { o.Replicas = n } }
 
