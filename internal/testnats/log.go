@@ -77,6 +77,12 @@ func (o *output) Fatalf(format string, args ...any) {
 	}
 }
 
+func (o *output) forgetFatal() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.fatal = ""
+}
+
 func (o *output) fatalError() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

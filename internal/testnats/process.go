@@ -125,17 +125,17 @@ func (p *Process) Term() {
 	p.Signal(syscall.SIGTERM)
 }
 
-// Pause stops the process until Resume and returns when it stands still.
+// Pause stops the process until Resume and returns when it stands still. Windows cannot.
 func (p *Process) Pause() {
 	p.t.Helper()
-	p.Signal(syscall.SIGSTOP)
+	p.Signal(stopSignal)
 	Eventually(p.t, 5*time.Second, func() bool { return p.stopped() || !p.Running() }, p.Name, " does not stop")
 }
 
 // Resume lets a paused process go on.
 func (p *Process) Resume() {
 	p.t.Helper()
-	p.Signal(syscall.SIGCONT)
+	p.Signal(continueSignal)
 }
 
 // Wait waits for the process to end and returns its exit code, -1 when a signal ended it. It fails

@@ -161,7 +161,8 @@ func (l *Link) CloseConns() {
 // DropNext drops the first message from server to client that match is true for, and only that; it
 // then sets the mode then (Pass: go on as if nothing had happened). The channel gives the
 // message, protocol line and all, once it is dropped. match sees whole protocol messages,
-// such as "MSG _INBOX.x 1 2\r\n{}\r\n", in plain text connections to NATS only.
+// such as "MSG _INBOX.x 1 2\r\n{}\r\n", in plain text connections to NATS only, and must not use
+// the Link.
 func (l *Link) DropNext(match func(frame []byte) bool, then Mode) <-chan []byte {
 	d := &drop{match, then, make(chan []byte, 1)}
 	l.mu.Lock()

@@ -109,6 +109,7 @@ func (n *Node) start() {
 	if err != nil {
 		n.t.Fatalf("server %s: %v", n.Name, err)
 	}
+	n.log.forgetFatal()
 	ns.SetLoggerV2(n.log, n.opts.Debug, n.opts.Trace, false)
 	n.mu.Lock()
 	n.ns = ns

@@ -2,7 +2,11 @@ package testnats
 
 import (
 	"errors"
+	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -31,8 +35,9 @@ type recorder struct {
 }
 
 func (r *recorder) Helper() {}
+
 func (r *recorder) Fatalf(format string, args ...any) {
-	r.fatal = sprintf(format, args...)
+	r.fatal = fmt.Sprintf(format, args...)
 	panic(r)
 }
 
@@ -273,6 +278,11 @@ func TestChildCluster(t *testing.T) {
 	c.WaitReady()
 }
 
+func command(name string, args ...string) (string, error) {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	return string(out), err
+}
+
 func TestTool(t *testing.T) {
 	s := Server(t)
 	out, err := command(Tool(t, "nats"), "--server", s.URL, "account", "info")
@@ -285,6 +295,47 @@ func TestTool(t *testing.T) {
 	}
 	if _, err := Binary("0.0.1"); err == nil || !strings.Contains(err.Error(), "v0.0.1") {
 		t.Errorf("a version that does not exist: %v", err)
+	}
+}
+
+func TestLeased(t *testing.T) {
+	s := Leased(t, "serve", "--nats-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--store-dir", t.TempDir())
+	first := s.NATS()
+	nc := Connect(t, first)
+	owner := func() error {
+		_, err := nc.Request("api.leases.owner", []byte(`{"key":"k"}`), time.Second)
+		return err
+	}
+	ask := func() bool { return owner() == nil }
+	Eventually(t, 10*time.Second, ask)
+	resp, err := http.Get("http://" + s.HTTP() + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+
+	s.Pause()
+	if err := owner(); !errors.Is(err, nats.ErrTimeout) {
+		t.Errorf("a paused service: %v", err)
+	}
+	s.Resume()
+	Eventually(t, 10*time.Second, ask)
+
+	s.Restart()
+	if s.NATS() == "" || s.NATS() == first {
+		t.Errorf("at %q after a restart, before at %q", s.NATS(), first)
+	}
+	s.Term()
+	if code := s.Wait(30 * time.Second); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+
+	// Of a service that cannot start the test learns why.
+	rec := &recorder{TB: t}
+	rec.run(func() { Leased(rec, "serve", "--nats-listen", "nonsense", "--store-dir", t.TempDir()) })
+	if !strings.Contains(rec.fatal, "--nats-listen") {
+		t.Errorf("the failure says %q", rec.fatal)
 	}
 }
 
@@ -306,4 +357,39 @@ func TestProcess(t *testing.T) {
 	if _, err := os.Stat("/proc/self"); err == nil && sleep.Running() {
 		t.Error("still runs")
 	}
+}
+
+// TestNoOrphans: the kernel ends the children of a test process that is killed.
+func TestNoOrphans(t *testing.T) {
+	const inner = "TESTNATS_INNER"
+	if os.Getenv(inner) != "" {
+		p := newProcess(t, "sleep", "/bin/sleep", []string{"600"})
+		p.start()
+		fmt.Printf("pid %d\n", p.PID())
+		<-p.Done()
+		return
+	}
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux has a death signal")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestNoOrphans$")
+	cmd.Env = append(os.Environ(), inner+"=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	_, scanErr := fmt.Fscanf(out, "pid %d\n", &pid)
+	cmd.Process.Kill()
+	cmd.Wait()
+	if scanErr != nil {
+		t.Fatal(scanErr)
+	}
+	Eventually(t, 10*time.Second, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	}, "the child still runs")
 }
