@@ -94,6 +94,7 @@ func TestServer(t *testing.T) {
 }
 
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	c := Cluster(t, 3)
 	nc := c.Connect()
 	js := stream3(t, nc)
@@ -132,6 +133,7 @@ func TestCluster(t *testing.T) {
 
 // TestClusterFaults: a leader cut off in any way is replaced, and the cluster heals.
 func TestClusterFaults(t *testing.T) {
+	t.Parallel()
 	c := Cluster(t, 3)
 	stream3(t, c.Connect())
 	for _, mode := range []Mode{Cut, Stall, Blackhole} {
@@ -258,6 +260,7 @@ func TestChildVersions(t *testing.T) {
 }
 
 func TestChildCluster(t *testing.T) {
+	t.Parallel()
 	c := ChildCluster(t, 3, ChildOptions{})
 	nc := c.Connect()
 	stream3(t, nc)
