@@ -8,8 +8,10 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/http/httptest"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,7 +36,13 @@ func TestMain(m *testing.M) {
 	if flag.Lookup("test.parallel").Value.String() == flag.Lookup("test.parallel").DefValue {
 		flag.Set("test.parallel", "6")
 	}
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	os.RemoveAll(skewed.dir)
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // instance is the service inside the test process.
@@ -460,3 +468,22 @@ func mustJSON(v any) string {
 	}
 	return string(b)
 }
+
+// gauge reads a series without labels from the service's metrics, -1 if it is
+// not there.
+func (in *instance) gauge(name string) float64 {
+	rec := httptest.NewRecorder()
+	in.metrics.Handler(slog.New(slog.DiscardHandler)).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	for line := range strings.SplitSeq(rec.Body.String(), "\n") {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			if v, err := strconv.ParseFloat(text, 64); err == nil {
+				return v
+			}
+		}
+	}
+	return -1
+}
+
+// highest is the highest revision that the instance has seen, to the precision
+// of a metric.
+func (in *instance) highest() uint64 { return uint64(in.gauge("leased_highest_fence")) }
