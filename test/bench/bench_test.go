@@ -26,6 +26,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) == 5 && os.Args[1] == "load" {
+		if err := runLoad(os.Args[2], os.Args[3], os.Args[4]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -225,7 +232,7 @@ func TestFlags(t *testing.T) {
 // an error, and leave nothing behind.
 func TestSmoke(t *testing.T) {
 	o, err := parseFlags([]string{"-topologies", "r1", "-targets", "raw,kv,naive,leased,embedded,proxy", "-c", "4", "-rounds", "1",
-		"-workloads", "cycle,owner,contended,handover,forward", "-duration", "60ms", "-warm", "20ms", "-limit", "2m"})
+		"-workloads", "cycle,owner,contended,handover,forward", "-duration", "150ms", "-warm", "50ms", "-limit", "2m"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,12 @@ type etcdSystem struct {
 
 	mu     sync.Mutex
 	leases map[string]int64 // key: the lease it hangs on
-	free   []int64          // spare leases of leaseTTL
+	free   []spareLease     // of leaseTTL, the last used at the end
+}
+
+type spareLease struct {
+	id    int64
+	alive time.Time // it was kept alive then, or later
 }
 
 func startEtcd(ctx context.Context, e *env, t topology, spare bool) (system, error) {
@@ -134,7 +139,13 @@ func (s *etcdSystem) lease(c *etcdConn, key string, ttl time.Duration) (int64, e
 	var id int64
 	s.mu.Lock()
 	if s.spare && ttl == leaseTTL && len(s.free) > 0 {
-		id, s.free = s.free[len(s.free)-1], s.free[:len(s.free)-1]
+		last := s.free[len(s.free)-1]
+		s.free = s.free[:len(s.free)-1]
+		if time.Since(last.alive) < leaseTTL/2 {
+			id = last.id
+		} else {
+			s.free = s.free[:0] // the others lay idle for longer, nobody kept them alive
+		}
 	}
 	s.mu.Unlock()
 	if id == 0 {
@@ -160,7 +171,7 @@ func (s *etcdSystem) forget(key string, reuse bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if reuse {
-		s.free = append(s.free, s.leases[key])
+		s.free = append(s.free, spareLease{s.leases[key], time.Now()})
 	}
 	delete(s.leases, key)
 }

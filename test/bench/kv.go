@@ -24,6 +24,8 @@ func kvTarget() target {
 			if err != nil {
 				return nil, err
 			}
+			ctx, cancel := context.WithTimeout(ctx, 2*opTimeout)
+			defer cancel()
 			kvs := make(map[*nats.Conn]jetstream.KeyValue)
 			for i, nc := range s.ncs {
 				js, err := jetstream.New(nc)

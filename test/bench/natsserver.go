@@ -119,10 +119,12 @@ func jetStreamReady(ctx context.Context, urls []string, nodes int) error {
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(2*time.Second))
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // a cluster without a leader does not answer at all
+	defer cancel()
 	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "ready", Subjects: []string{"ready"}, Replicas: nodes})
 	if err != nil {
 		return err
@@ -136,6 +138,8 @@ func createBucket(ctx context.Context, nc *nats.Conn, replicas int) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*opTimeout)
+	defer cancel()
 	_, err = js.CreateStream(ctx, jetstream.StreamConfig{
 		Name:               bucketStream,
 		Subjects:           []string{"$KV.leases.>"},

@@ -337,7 +337,7 @@ func expiryUnit(r *run, _ int) func(context.Context, *worker) error {
 			return err
 		}
 		end := time.Now().Add(ttl)
-		_, err = c.contend(ctx, key, "b-"+key, ttl, pollInterval)
+		_, err = c.contend(ctx, key, "b-"+key, leaseTTL, pollInterval)
 		if ctx.Err() != nil {
 			return nil
 		}
