@@ -76,12 +76,19 @@ type keeper struct {
 
 	// The rest belongs to the goroutine of run.
 	asked     bool      // peers have been asked
+	proved    uint64    // the connection that was proved able to write, from 1
 	backSince time.Time // the bucket has been behind since
 	less      bool      // the bucket held fewer messages than the view knows leases
 	holdUntil time.Time
 	held      atomic.Pointer[time.Time] // holdUntil, for others to read
 
 	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
+
+	// alarm is when there was reason to think that the bucket is another one or
+	// went back, in the view's local time; 0: none. Nothing is granted until a
+	// look that began after it. proof says that it went back for certain.
+	alarm atomic.Int64
+	proof atomic.Bool
 }
 
 const (
@@ -102,6 +109,9 @@ func newKeeper(j *js, v *view, replicas int, events string, peers func(context.C
 // Allow implements Guard.
 func (k *keeper) Allow(op Op) error {
 	h := k.health.Load()
+	if k.alarm.Load() != 0 && (op == OpAcquire || op == OpRenew) && h.Verdict != Unsupported {
+		return kinds.Errorf(kinds.Unavailable, "the bucket is being looked at: it may be another one")
+	}
 	switch h.Verdict {
 	case Sound:
 		return nil
@@ -124,18 +134,28 @@ func (k *keeper) Bucket() int64 { return k.created.Load() }
 
 // Acked implements Guard.
 func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
-	if revision > before && (revision-before < leap || k.sameBucket()) && bucket == k.Bucket() {
-		switch k.health.Load().Verdict {
-		case Waiting, Distrusted:
-			return k.Allow(op)
-		}
-		return nil // an ack is better proof of life than the last look
-	}
-	k.look()
-	if revision > before {
+	switch {
+	case revision <= before:
+		k.proof.Store(true)
+		k.raise()
+		return fmt.Errorf("the bucket went back in time: it issued revision %d after %d", revision, before)
+	case bucket != k.Bucket(), (revision-before >= leap || k.view.silent(time.Now())) && !k.sameBucket():
+		k.raise()
 		return errors.New("the bucket was deleted and made again")
+	case k.alarm.Load() != 0:
+		return k.Allow(op)
 	}
-	return fmt.Errorf("the bucket went back in time: it issued revision %d after %d", revision, before)
+	switch k.health.Load().Verdict {
+	case Waiting, Distrusted:
+		return k.Allow(op)
+	}
+	return nil // an ack is better proof of life than the last look
+}
+
+// raise stops all grants until the bucket has been looked at.
+func (k *keeper) raise() {
+	k.alarm.Store(max(1, k.view.local(time.Now())))
+	k.look()
 }
 
 // leap is a rise of the revision over the highest one seen that deserves a look:
@@ -190,11 +210,15 @@ func (k *keeper) run(ctx context.Context) {
 func (k *keeper) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
+	began := k.view.local(time.Now())
 	h := k.judge(ctx)
 	if h == nil {
 		return // no answer, and the last verdict is a proof that stands
 	}
 	old := k.health.Swap(h)
+	if a := k.alarm.Load(); a != 0 && a < began && !h.Checked.IsZero() && h.Verdict != Unavailable {
+		k.alarm.CompareAndSwap(a, 0)
+	}
 	k.once.Do(func() { close(k.first) })
 	if old.Verdict != h.Verdict || old.Reason != h.Reason || !slices.Equal(old.Warnings, h.Warnings) {
 		level := slog.LevelInfo
@@ -211,6 +235,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		return k.noAnswer("not connected to NATS")
 	}
 	ai, err := k.js.account(ctx)
+	known := k.created.Load() != 0
 	switch code := codeOf(err); {
 	case code == codeNoJetStream:
 		return &Health{Verdict: Unsupported, Reason: "the NATS server has no JetStream"}
@@ -218,8 +243,11 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		return &Health{Verdict: Unsupported, Reason: "JetStream is not enabled for this NATS account"}
 	case errors.Is(err, nats.ErrNoResponders) && !k.js.seen.Load():
 		return &Health{Verdict: Unsupported, Reason: "nobody answers the JetStream API: the NATS server has no JetStream"}
-	case err != nil:
+	case err != nil && !known:
 		return k.noAnswer(err.Error())
+	case err != nil:
+		// Only the meta leader answers that. The bucket may do without it.
+		ai = &accountInfo{}
 	case ai.API.Level < 1:
 		return &Health{Verdict: Unsupported, Reason: "the NATS server is older than 2.11 and cannot expire keys"}
 	}
@@ -243,7 +271,28 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	if err != nil {
 		return k.noAnswer(err.Error())
 	}
-	return k.inspect(si, issued)
+	h := k.inspect(si, issued)
+	if h.Verdict == Sound && !k.mayWrite(ctx) {
+		return k.noAnswer("writes to the bucket get no answer; is this user allowed to publish on " + k.js.put + ">?")
+	}
+	return h
+}
+
+// mayWrite proves, once a connection, that this user may write to the bucket:
+// without the permission a write is met with silence. The probe's condition is
+// never true.
+func (k *keeper) mayWrite(ctx context.Context) bool {
+	connection := k.js.nc.Stats().Reconnects + 1
+	if k.proved == connection {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	_, err := k.js.putOne(ctx, &Write{Key: "leased-probe", Expect: 1<<63 - 1, Event: Expired, TTL: MinTTL, Tombstone: true})
+	if errors.Is(err, ErrConflict) {
+		k.proved = connection
+	}
+	return k.proved == connection
 }
 
 // noAnswer is the verdict when nothing new is known. A proof that the server
@@ -285,6 +334,7 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 
 	if si.State.LastSeq >= highest {
 		k.backSince = time.Time{}
+		k.proof.Store(false)
 	}
 	born := uint64(si.Created.Add(-createdSlack).UnixMicro())
 	if si.State.LastSeq < born && si.State.Messages == 0 {
@@ -300,17 +350,17 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
-	case si.State.LastSeq < highest && !k.stayedBack():
+	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
+		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
+	case si.State.LastSeq < highest && !k.proof.Load() && !k.stayedBack():
 		// A new leader may answer before it has applied its log. Acked guards
 		// every grant meanwhile.
-		if h.Verdict = Sound; k.health.Load().Verdict != Sound {
+		if h.Verdict = Sound; k.health.Load().Verdict != Sound || k.alarm.Load() != 0 {
 			h.Verdict, h.Reason = Unavailable, "the bucket shows an older revision than was issued; looking again"
 		}
 		time.AfterFunc(checkEvery/4, k.look)
 	case si.State.LastSeq < highest:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision is %d, but %d was issued; lift it with `leased fence lift`", si.State.LastSeq, highest)
-	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
-		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
 	default:
 		h.Verdict = Sound
 		k.view.noteFence(si.State.LastSeq)
@@ -423,7 +473,8 @@ func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
 
 // make creates the bucket with a first revision above every fence known.
 func (k *keeper) make(ctx context.Context, level int) error {
-	first := max(uint64(time.Now().UnixMicro()), k.view.highest.Load()+1)
+	// A leap above, so that no write to the old bucket's end looks like its next.
+	first := max(uint64(time.Now().UnixMicro()), k.view.highest.Load()+1+leap)
 	cfg := k.config(first, level)
 	if left := time.Until(k.holdUntil); left > 0 {
 		_, hi := k.view.clock.bounds(time.Now())

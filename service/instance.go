@@ -78,6 +78,13 @@ func Open(o Options) (*Instance, error) {
 		}
 		return false
 	}
+	// Hints only: the bucket is looked at on a timer too.
+	for _, what := range []string{"DELETED", "RESTORE_CREATE"} {
+		if _, err := o.Store.Subscribe("$JS.EVENT.ADVISORY.STREAM."+what+"."+StreamName, func(*nats.Msg) { k.raise() }); err != nil {
+			stop()
+			return nil, err
+		}
+	}
 	x := &expirer{leases: l, guard: k}
 	for _, run := range []func(context.Context){
 		k.run,

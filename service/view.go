@@ -144,6 +144,12 @@ func (v *view) fresh(now time.Time) bool {
 	return v.complete.Load() && v.local(now)-v.alive.Load() < int64(viewStale)
 }
 
+// silent says that the consumer has missed a heartbeat: perhaps the bucket it was
+// on is gone.
+func (v *view) silent(now time.Time) bool {
+	return v.local(now)-v.alive.Load() > int64(watchHeartbeat+watchHeartbeat/4)
+}
+
 // viewStale is how long a silent consumer is still believed to be complete: its
 // heartbeats come every second.
 const viewStale = 2500 * time.Millisecond
