@@ -127,6 +127,9 @@ func codeOf(err error) uint16 {
 
 // Get implements Store.
 func (j *js) Get(ctx context.Context, key string) (Entry, error) {
+	if mutant("direct-get") {
+		return j.mutantGet(ctx, key)
+	}
 	body := append(append([]byte(`{"last_by_subj":"`+SubjectPrefix), key...), `"}`...)
 	var reply struct {
 		Message struct {
@@ -204,7 +207,15 @@ func (j *js) message(w *Write) *nats.Msg {
 	msg.Data = w.Body
 	msg.Header[headerExpectedStream] = []string{StreamName}
 	msg.Header[headerExpectedLast] = []string{strconv.FormatUint(w.Expect, 10)}
-	msg.Header[headerTTL] = []string{strconv.FormatInt(int64(w.TTL/time.Second), 10) + "s"}
+	if !mutant("renew-without-ttl") || w.Event != Renewed {
+		msg.Header[headerTTL] = []string{strconv.FormatInt(int64(w.TTL/time.Second), 10) + "s"}
+	}
+	if mutant("release-unconditional") && w.Event == Released {
+		delete(msg.Header, headerExpectedLast)
+	}
+	if mutant("message-id") {
+		msg.Header["Nats-Msg-Id"] = []string{w.Nonce}
+	}
 	msg.Header[headerEvent] = []string{string(w.Event)}
 	if w.Tombstone {
 		msg.Header[headerOperation] = []string{operationPurge}

@@ -144,6 +144,8 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 		}
 		d := Decide(st, c)
 		switch {
+		case d.Write == nil && guessed && mutant("owner-from-view"):
+			return l.answer(c, st, d)
 		case d.Write == nil && guessed:
 			continue // only the leader may answer
 		case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
@@ -208,6 +210,10 @@ func (l *Leases) guess(c Command) (State, bool) {
 	now := time.Now()
 	s, ok := l.view.get(c.Key, now)
 	switch c.Op {
+	case OpOwner:
+		if mutant("owner-from-view") && l.view.fresh(now) {
+			return State{Entry: s.Entry, Past: s.MayBePast}, true
+		}
 	case OpAcquire:
 		if !l.view.fresh(now) {
 			return State{}, false
@@ -272,6 +278,10 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 		st.Prior = prior()
 	case !e.isLease():
 	default:
+		if mutant("local-clock") {
+			st.Past = !time.Now().Before(e.End())
+			break
+		}
 		if _, hi := l.clock.bounds(now); hi.Before(e.End()) {
 			break
 		}
@@ -322,6 +332,9 @@ func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64)
 		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key, Holder: rec.Holder, Revision: rec.Revision}}, nil
 	}
 	left := rec.TTL() - time.Since(done.sent)
+	if mutant("left-from-ack") {
+		left = rec.TTL() - time.Since(done.acked)
+	}
 	if left <= 0 {
 		return Result{}, kinds.Errorf(kinds.Unknown, "the lease was written but its time was over before the verdict came back")
 	}
@@ -356,6 +369,9 @@ func (l *Leases) compose(key string, n *Next) (*Record, *Write) {
 	case Released, Expired:
 		w.Tombstone = true
 		w.TTL = ceilSecond(max(left, 0) + horizonSlack + tombstoneLife)
+		if mutant("short-tombstone") {
+			w.TTL = time.Second
+		}
 		if left > 0 {
 			rec.Horizon = TimestampOf(n.Horizon.Add(time.Millisecond))
 		}
@@ -400,7 +416,9 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (comm
 		switch {
 		case err == nil:
 			return committed{rev, sent, time.Now()}, nil
-		case errors.Is(err, ErrConflict) && !open:
+		case mutant("in-flight-denied") && mutantConflict(err) != err:
+			return committed{}, mutantConflict(err)
+		case errors.Is(err, ErrConflict) && (!open || mutant("no-nonce")):
 			return committed{}, ErrConflict
 		case errors.Is(err, ErrConflict):
 			e, err := l.read(ctx, w.Key)
@@ -427,7 +445,7 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (comm
 			if !open && whole.Err() == nil {
 				return committed{}, ErrConflict // look again and write it anew
 			}
-			if open {
+			if open && !mutant("unknown-as-unavailable") {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
 			}
 			return committed{}, callError(ctx, last)

@@ -2,9 +2,12 @@
 
 package service
 
-// mutant says whether the named fault is built in. It never is: only a test
-// build, which proves that the tests notice, has any (test/fault, Mutants).
+import "context"
+
+// mutant says whether the named fault is built in. It never is: only the build
+// with which test/fault proves that its checks notice has any.
 func mutant(string) bool { return false }
 
-// mutantConflict is what the mutant in-flight-denied makes of a conflict.
 func mutantConflict(err error) error { return err }
+
+func (j *js) mutantGet(context.Context, string) (Entry, error) { panic("no mutant") }
