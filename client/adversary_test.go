@@ -102,7 +102,7 @@ func adversary(t *testing.T, seed uint64) (*world, map[string]int) {
 					o.Holder = fmt.Sprint("p", i)
 				}
 				var known uint64
-				o.OnRenew = func(revision uint64, deadline time.Time) {
+				o.OnRenew = func(revision uint64, _ time.Time) {
 					w.mu.Lock()
 					same := known == 0 || w.written[known].Equal(w.written[revision])
 					w.mu.Unlock()

@@ -397,9 +397,11 @@ type wire interface {
 	// when surely nothing was received by a service, unknown otherwise.
 	request(ctx context.Context, subject string, body []byte) ([]byte, error)
 	// subscribe calls f for each message, one after another, until cancel is
-	// called; when it returns, the server knows of the subscription.
+	// called.
 	subscribe(subject string, f func(*nats.Msg)) (cancel func(), err error)
 	publish(m *nats.Msg) error
+	// flush returns when the server knows of all subscriptions made so far.
+	flush() error
 }
 
 type natsWire struct{ nc *nats.Conn }
@@ -427,13 +429,9 @@ func (w natsWire) subscribe(subject string, f func(*nats.Msg)) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := w.nc.FlushWithContext(ctx); err != nil {
-		_ = sub.Unsubscribe()
-		return nil, err
-	}
 	return func() { _ = sub.Unsubscribe() }, nil
 }
+
+func (w natsWire) flush() error { return w.nc.FlushTimeout(5 * time.Second) }
 
 func (w natsWire) publish(m *nats.Msg) error { return w.nc.PublishMsg(m) }

@@ -46,6 +46,7 @@ func (c *canned) request(_ context.Context, subject string, body []byte) ([]byte
 	return []byte(c.reply), c.err
 }
 func (c *canned) subscribe(string, func(*nats.Msg)) (func(), error) { return func() {}, nil }
+func (c *canned) flush() error                                      { return nil }
 func (c *canned) publish(*nats.Msg) error                           { return nil }
 
 const lease = `"key":"k","holder":"me","revision":18446744073709551615,"acquired_at":"2026-10-18T12:00:00.123Z","expires_at":"2026-10-18T12:00:15.123Z","ttl_ms":15000,"left_ms":14999,"meta":"m"`

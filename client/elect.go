@@ -10,7 +10,7 @@ import (
 
 // ElectOptions say how to campaign and what to do with the office.
 type ElectOptions struct {
-	HoldOptions // NoWait is not used
+	HoldOptions // Wait and NoWait are not used
 
 	// OnElected is the leader's work. Its context ends before another can be
 	// elected; the lease is released when it has returned, not before, so it should
@@ -44,7 +44,7 @@ func (c *Client) Elect(ctx context.Context, key string, o ElectOptions) error {
 		}
 		known = l
 	}
-	o.NoWait = false
+	o.NoWait, o.Wait = false, 0
 	for ctx.Err() == nil {
 		h, err := c.hold(ctx, key, o.HoldOptions, fresh)
 		fresh = false

@@ -58,6 +58,9 @@ func postgres(t testing.TB) database {
 	if len(found) == 0 {
 		t.Skip("PostgreSQL is not installed")
 	}
+	if testing.Short() {
+		t.Skip("starting PostgreSQL takes seconds, and this is -short")
+	}
 	bin := found[len(found)-1]
 	dir, err := os.MkdirTemp("", "pg") // short, for the socket's path
 	if err != nil {

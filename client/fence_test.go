@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/leased/leased/internal/testnats"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -149,7 +150,7 @@ func TestFenceDo(t *testing.T) {
 
 // TestFenceVectorsInKV runs the vectors through PutFenced on a real server.
 func TestFenceVectorsInKV(t *testing.T) {
-	kv := bucket(t, testnats.Server(t))
+	kv := bucket(t, testnats.Server(t).Connect())
 	at := func(n int, resource string) string { return fmt.Sprintf("%d.%s", n, resource) }
 	runFenceVectors(t, func(t *testing.T, n int) guard {
 		return func(resource string, fence uint64) (bool, error) {
@@ -189,9 +190,9 @@ func TestFenceVectorsInKV(t *testing.T) {
 	}
 }
 
-func bucket(t testing.TB, n *testnats.Node) jetstream.KeyValue {
+func bucket(t testing.TB, nc *nats.Conn) jetstream.KeyValue {
 	t.Helper()
-	js, err := jetstream.New(n.Connect())
+	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,8 +33,10 @@ type HoldOptions struct {
 	Holder string
 	TTL    time.Duration // whole seconds, 1 s to 10 min; 15 s if 0
 	Meta   string        // returned in every lease and event (extension)
-	// NoWait gives up with a *DeniedError when another has the key. Otherwise the
-	// context is the only limit, and trouble with the service is waited out too.
+	// Wait limits how long to wait for the lease, and for a service that answers;
+	// 0 waits for as long as the context lives. What then is returned is a
+	// *DeniedError or the last error. NoWait does not wait at all.
+	Wait   time.Duration
 	NoWait bool
 	// Margin is how long before the deadline the Context ends; a tenth of TTL if
 	// 0. It covers clocks of different speed and the time until work has stopped.
@@ -170,22 +172,9 @@ func (c *Client) hold(ctx context.Context, key string, o HoldOptions, fresh bool
 		h.options.renew = c.Renew
 	}
 	h.calls, h.abort = context.WithCancel(context.WithoutCancel(ctx))
-	for {
-		if err := h.acquire(ctx, fresh); err != nil {
-			h.abort()
-			return nil, err
-		}
-		fresh = false
-		err := h.confirm(ctx)
-		if ctx.Err() != nil {
-			h.abandon(ctx)
-			h.abort()
-			return nil, h.notAcquired(ctx)
-		}
-		if err == nil {
-			break
-		}
-		h.options.OnError(err)
+	if err := h.begin(ctx, fresh); err != nil {
+		h.abort()
+		return nil, err
 	}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -194,6 +183,30 @@ func (c *Client) hold(ctx context.Context, key string, o HoldOptions, fresh bool
 	h.options.OnRenew(h.claim.revision, h.claim.until)
 	go h.keep()
 	return h, nil
+}
+
+// begin acquires the lease and makes sure of its date.
+func (h *Hold) begin(ctx context.Context, fresh bool) error {
+	if h.options.Wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, h.options.Wait, errWaited)
+		defer cancel()
+	}
+	for {
+		if err := h.acquire(ctx, fresh); err != nil {
+			return err
+		}
+		fresh = false
+		err := h.confirm(ctx)
+		if ctx.Err() != nil {
+			h.abandon(ctx)
+			return h.notAcquired(ctx, err)
+		}
+		if err == nil {
+			return nil
+		}
+		h.options.OnError(err)
+	}
 }
 
 // confirm renews a claim until it is datable: only then may anybody act on it. An

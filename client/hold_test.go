@@ -445,6 +445,34 @@ func TestWaiting(t *testing.T) {
 		}
 	})
 
+	inBubble(t, "Wait limits the wait and not the Hold", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		for _, old := range []bool{false, true} {
+			w.mu.Lock()
+			w.noWait = old
+			w.mu.Unlock()
+			w.seize("k", "other", time.Minute)
+			start := time.Now()
+			_, err := c.Hold(t.Context(), "k", HoldOptions{Wait: 2500 * time.Millisecond})
+			var denied *DeniedError
+			if !errors.As(err, &denied) || time.Since(start) != 2500*time.Millisecond {
+				t.Errorf("%v after %v", err, time.Since(start))
+			}
+			w.play("acquire", slices.Repeat([]fault{{kind: kinds.Unavailable}}, 100)...)
+			if _, err := c.Hold(t.Context(), "k", HoldOptions{Wait: time.Second}); !errors.Is(err, nats.ErrNoResponders) {
+				t.Error(err)
+			}
+			w.play("acquire")
+		}
+		time.Sleep(time.Minute)
+		h, _ := hold(t, w, HoldOptions{Wait: time.Second})
+		time.Sleep(time.Minute)
+		if err := h.Check(); err != nil {
+			t.Error(err)
+		}
+		_ = h.Resign(t.Context())
+	})
+
 	inBubble(t, "trouble is waited out and told", func(t *testing.T, w *world) {
 		w.play("acquire", fault{kind: kinds.Unavailable}, fault{kind: kinds.Busy}, fault{kind: kinds.Unsupported}, fault{kind: kinds.Internal})
 		var told []kinds.Kind

@@ -75,6 +75,11 @@ func (c *Client) Inbox(holder string, o InboxOptions) (*Inbox, error) {
 	in.cancel, err = c.wire.subscribe(prefix+">", func(m *nats.Msg) {
 		in.receive(strings.TrimPrefix(m.Subject, prefix), m)
 	})
+	if err == nil {
+		if err = c.wire.flush(); err != nil {
+			in.cancel()
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("inbox of %s: %w", holder, err)
 	}

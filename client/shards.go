@@ -14,11 +14,11 @@ import (
 
 // ShardsOptions say how to hold shards and what to do with them.
 type ShardsOptions struct {
-	HoldOptions // NoWait is not used
+	HoldOptions // Wait, NoWait and OnRenew are not used
 	// Work is done for one key, each in its own goroutine. Its context ends when
 	// the key is to be given to another member, is lost, or the member leaves; the
 	// lease is released when Work has returned. Returning earlier gives the key up
-	// to whoever takes it next.
+	// to whoever takes it next, which may be this process.
 	Work func(ctx context.Context, h *Hold)
 }
 
@@ -67,7 +67,9 @@ func (c *Client) Shards(ctx context.Context, group string, keys []string, o Shar
 			cancel()
 		}
 	}()
-	s.run(ctx)
+	if err := s.run(ctx); err != nil {
+		return err
+	}
 	return context.Cause(ctx)
 }
 
@@ -87,18 +89,19 @@ type sharer struct {
 
 // shard is a key that this process holds.
 type shard struct {
-	hold    *Hold
 	leave   context.CancelCauseFunc
 	leaving bool
 	since   time.Time
 }
 
-func (s *sharer) run(ctx context.Context) {
-	joined := make(chan struct{})
-	s.all.Go(func() { s.member(ctx, sync.OnceFunc(func() { close(joined) })) })
+func (s *sharer) run(ctx context.Context) error {
+	joined, refused := make(chan struct{}), make(chan error, 1)
+	s.all.Go(func() { refused <- s.member(ctx, sync.OnceFunc(func() { close(joined) })) })
+	defer s.all.Wait()
 	select {
 	case <-joined:
-	case <-ctx.Done():
+	case err := <-refused:
+		return err
 	}
 	for ctx.Err() == nil {
 		if err := s.round(ctx); err != nil && ctx.Err() == nil {
@@ -113,28 +116,34 @@ func (s *sharer) run(ctx context.Context) {
 		}
 		t.Stop()
 	}
-	s.all.Wait()
+	return nil
 }
 
 // member holds the membership. It is released at once when ctx ends, before the
-// shards are, so that the others know whom to count when those become free.
-func (s *sharer) member(ctx context.Context, joined func()) {
+// shards are, so that the others know whom to count when those become free. Its
+// error is of kind invalid: the group or the holder id cannot stand in a key.
+func (s *sharer) member(ctx context.Context, joined func()) error {
+	o := s.holdOptions()
 	for ctx.Err() == nil {
-		err := s.client.Run(ctx, s.members+s.options.Holder, s.holdOptions(), func(ctx context.Context, _ *Hold) error {
+		err := s.client.Run(ctx, s.members+s.options.Holder, o, func(ctx context.Context, _ *Hold) error {
 			joined()
 			<-ctx.Done()
 			return nil
 		})
+		if kinds.Of(err) == kinds.Invalid {
+			return err
+		}
 		if err != nil && ctx.Err() == nil {
 			s.options.OnError(err)
 			sleep(ctx, jitter(time.Second, 0.5))
 		}
 	}
+	return nil
 }
 
 func (s *sharer) holdOptions() HoldOptions {
 	o := s.options.HoldOptions
-	o.NoWait, o.OnRenew = false, nil
+	o.NoWait, o.Wait, o.OnRenew = false, 0, nil
 	return o
 }
 
@@ -257,15 +266,24 @@ func (s *sharer) take(ctx context.Context, key string) bool {
 		return false
 	}
 	work, leave := context.WithCancelCause(h.Context())
+	sh := &shard{leave: leave, since: time.Now()}
 	s.mu.Lock()
-	s.running[key] = &shard{hold: h, leave: leave, since: time.Now()}
+	s.running[key] = sh
 	s.mu.Unlock()
 	s.all.Go(func() {
+		early := false
 		err := h.run(ctx, func(context.Context, *Hold) error {
 			s.options.Work(work, h)
+			early = work.Err() == nil
+			s.mu.Lock()
+			sh.leaving = true
+			s.mu.Unlock()
 			return nil
 		})
 		leave(nil)
+		if early {
+			sleep(ctx, jitter(time.Second, 0.5)) // the others' turn
+		}
 		s.mu.Lock()
 		delete(s.running, key)
 		s.mu.Unlock()

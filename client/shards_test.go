@@ -20,6 +20,7 @@ type crew struct {
 	t     *testing.T
 	ttl   time.Duration
 	keys  []string
+	group string
 	start func() *Client // of a new member, its own connection
 
 	mu       sync.Mutex
@@ -41,7 +42,7 @@ type member struct {
 }
 
 func newCrew(t *testing.T, ttl time.Duration, keys int, start func() *Client) *crew {
-	c := &crew{t: t, ttl: ttl, start: start, members: map[string]*member{}, working: map[string]string{}, fences: map[string]uint64{}, troubles: map[string]int{}}
+	c := &crew{t: t, group: "crew", ttl: ttl, start: start, members: map[string]*member{}, working: map[string]string{}, fences: map[string]uint64{}, troubles: map[string]int{}}
 	for i := range keys {
 		c.keys = append(c.keys, fmt.Sprintf("shard-%02d", i))
 	}
@@ -55,7 +56,7 @@ func (c *crew) join(name string) {
 	c.change(func() { c.members[name] = m })
 	client := c.start()
 	c.all.Go(func() {
-		err := client.Shards(ctx, "crew", c.keys, ShardsOptions{
+		err := client.Shards(ctx, c.group, c.keys, ShardsOptions{
 			HoldOptions: HoldOptions{Holder: name, TTL: c.ttl, OnError: func(err error) {
 				c.mu.Lock()
 				defer c.mu.Unlock()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,14 +25,18 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 	o := h.options
 	w := waiter{h: h}
 	defer w.stop()
+	var last error
 	for tries := 1; ; tries++ {
 		if ctx.Err() != nil {
 			if h.loose {
 				h.abandon(ctx)
 			}
-			return h.notAcquired(ctx)
+			return h.notAcquired(ctx, last)
 		}
 		wait := slice
+		if end, ok := ctx.Deadline(); ok {
+			wait = min(wait, time.Until(end).Truncate(time.Millisecond))
+		}
 		if o.NoWait || w.poll {
 			wait = 0
 		}
@@ -50,6 +55,7 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 		case err == nil && o.NoWait:
 			return &DeniedError{r.Lease}
 		case err == nil:
+			last = &DeniedError{r.Lease}
 			o.denied(r.Lease)
 			w.after(ctx, r, wait)
 			tries = 0
@@ -68,6 +74,7 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 			}
 			return err
 		}
+		last = err
 		o.OnError(err)
 		sleep(ctx, jitter(min(50*time.Millisecond<<min(tries, 10), time.Second), 0.5))
 	}
@@ -88,8 +95,16 @@ func (h *Hold) acquireOnce(ctx context.Context, wait time.Duration) (Result, err
 	})
 }
 
-func (h *Hold) notAcquired(ctx context.Context) error {
-	return fmt.Errorf("lease %s was not acquired: %w", h.claim.key, context.Cause(ctx))
+// errWaited ends a wait that Wait limits.
+var errWaited = errors.New("the wait is over")
+
+// notAcquired is the error of giving up; last is what kept from acquiring.
+func (h *Hold) notAcquired(ctx context.Context, last error) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, errWaited) && last != nil {
+		return last
+	}
+	return fmt.Errorf("lease %s was not acquired: %w", h.claim.key, cause)
 }
 
 // abandon frees what an acquire without a verdict, or one that came too late, may
