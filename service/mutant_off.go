@@ -2,7 +2,11 @@
 
 package service
 
-import "context"
+import (
+	"context"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
 
 // mutant says whether the named fault is built in. It never is: only the build
 // with which test/fault proves that its checks notice has any.
@@ -11,3 +15,5 @@ func mutant(string) bool { return false }
 func mutantConflict(err error) error { return err }
 
 func (j *js) mutantGet(context.Context, string) (Entry, error) { panic("no mutant") }
+
+func mutantConfig(cfg jetstream.StreamConfig) jetstream.StreamConfig { return cfg }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -42,4 +44,17 @@ func (j *js) mutantGet(ctx context.Context, key string) (Entry, error) {
 	}
 	e, _ := decodeEntry(key, seq, at, msg.Header, msg.Data)
 	return e, nil
+}
+
+// mutantConfig changes the bucket as it is made and as it must be.
+func mutantConfig(cfg jetstream.StreamConfig) jetstream.StreamConfig {
+	switch {
+	case mutant("direct-get"):
+		cfg.AllowDirect = true
+	case mutant("markers"):
+		cfg.SubjectDeleteMarkerTTL = time.Second
+	case mutant("fence-from-one") && cfg.FirstSeq != 0:
+		cfg.FirstSeq = 1
+	}
+	return cfg
 }
