@@ -61,6 +61,7 @@ var Checks = []Check{
 	{"I14", "a forward is bounded", checkBounded},
 	{"I15", "events are ordered, and an expiry is told once", checkEvents},
 	{"I20", "counts are true", checkCounts},
+	{"wait", "a key that becomes free goes to one that waits for it", checkWaiters},
 	{"kinds", "no internal, invalid or unsupported reply to a good request", checkKinds},
 }
 
@@ -144,7 +145,7 @@ func (r *Run) windows() map[string][]window {
 					m[op.Got.Rev] = call{op.Start, op.Got.TTL}
 				}
 			}
-		case (op.Call == Release || op.Call == Evict) && (op.Outcome == OK || op.Outcome == Unknown || op.End-op.Start > int64(foundOut)):
+		case (op.Call == Release || op.Call == Evict) && (op.Outcome == OK || op.Outcome == Unknown || op.slow()):
 			ends[op.Key] = append(ends[op.Key], op)
 		}
 	}
@@ -411,7 +412,7 @@ func checkHandsOff(r *Run) (vs []Violation) {
 		wrong[name(op.Key, op.Holder, op.Revision)] = op
 	}
 	for _, e := range r.Log.Entries {
-		if !e.Ours || e.Record.Event == evAcquired || e.Record.Event == evExpired {
+		if !e.Ours || e.Record.Event == evAcquired || e.Record.Event == evExpired || e.Record.Evicted {
 			continue
 		}
 		rev, _ := e.Expected()
@@ -904,6 +905,51 @@ func checkCounts(r *Run) (vs []Violation) {
 		for kind, n := range of {
 			if _, ok := r.Counted[call][kind]; !ok {
 				vs = append(vs, Violation{"I20", "", fmt.Sprintf("%s %s: seen %d, never counted", call, kind, n)})
+			}
+		}
+	}
+	return vs
+}
+
+// wakeIn is the time in which a freed key goes to somebody who waits for it, on
+// a healthy system.
+const wakeIn = 700 * time.Millisecond
+
+func checkWaiters(r *Run) (vs []Violation) {
+	if !r.Healthy {
+		return nil
+	}
+	waiting := map[string][]*Op{}
+	for i := range r.Ops {
+		if op := &r.Ops[i]; op.Call == Acquire && op.Wait > 0 {
+			waiting[op.Key] = append(waiting[op.Key], op)
+		}
+	}
+	for key, ops := range waiting {
+		entries := r.Log.ByKey[key]
+		for i, e := range entries {
+			if !e.Ours {
+				continue
+			}
+			// free is when nobody holds the key any more, taken when somebody does.
+			free, taken := r.Clock.At(e.Time), int64(Never)
+			if e.IsLease() {
+				free = r.Clock.At(e.Ends())
+			}
+			if i+1 < len(entries) {
+				next := entries[i+1]
+				if taken = r.Clock.At(next.Time); next.Record.Event == evExpired {
+					continue // judged from there
+				}
+				if !r.Log.complete(e.Seq, next.Seq) {
+					continue
+				}
+			}
+			for _, op := range ops {
+				from, to := max(free, op.Start), min(taken, op.End)
+				if time.Duration(to-from) > wakeIn {
+					vs = append(vs, Violation{"wait", key, fmt.Sprintf("free after %v for %v while %v waited", e, time.Duration(to-from).Round(time.Millisecond), op)})
+				}
 			}
 		}
 	}

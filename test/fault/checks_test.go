@@ -57,6 +57,7 @@ func onKey(k string, o Op) Op          { o.Key = k; return o }
 func bogus(o Op) Op                    { o.Bogus = true; return o }
 func by(client int, o Op) Op           { o.Client = client; return o }
 func longTTL(d time.Duration, o Op) Op { o.TTL, o.Got.TTL = d, d; return o }
+func waits(d time.Duration, o Op) Op   { o.Wait = d; return o }
 func with(o Op, opts ...option) Op {
 	for _, f := range opts {
 		f(&o)
@@ -261,6 +262,11 @@ func TestChecks(t *testing.T) {
 		{"not counted", "I20", counted(runOf([]Op{granted(0, 10, "a", 5), denied(20, 30, "b", "a", 5)}), 1)},
 		{"kind without a counter", "I20", counted(runOf([]Op{granted(0, 10, "a", 5), held(20, 30, "a", 5)}), 1)},
 
+		{"waiter sleeps on", "wait", healthy(runOf([]Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), waits(2*time.Second, denied(15, 2015, "b", "a", 5))}, stored(5, 5, evAcquired, "a", 0), stored(6, 25, evReleased, "a", 5)))},
+		{"waiter is woken", "", healthy(runOf([]Op{granted(0, 10, "a", 5), released(20, 30, "a", 5), waits(2*time.Second, granted(15, 65, "b", 7))}, stored(5, 5, evAcquired, "a", 0), stored(6, 25, evReleased, "a", 5), stored(7, 60, evAcquired, "b", 6), stored(8, 1400, evExpired, "b", 0, ends(7))))},
+
+		{"refused, but what it wrote stands", "I9", runOf([]Op{granted(0, 10, "a", 5), slow(1500, renewLost(100, 0, "a", 5)), held(1700, 1705, "a", 6)}, stored(5, 5, evAcquired, "a", 0), stored(6, 900, evRenewed, "a", 5))},
+
 		{"internal", "kinds", runOf([]Op{op(Acquire, "a", 0, kinds.Internal, at(0, 10))})},
 		{"invalid", "kinds", runOf([]Op{op(Acquire, "a", 0, kinds.Invalid, at(0, 10))})},
 	} {
@@ -281,7 +287,7 @@ func TestChecks(t *testing.T) {
 
 // No check may be without a run that breaks it.
 func TestEveryCheckIsTested(t *testing.T) {
-	if len(Checks) != 14 {
+	if len(Checks) != 15 {
 		t.Errorf("%d checks: add the new one to TestChecks", len(Checks))
 	}
 }

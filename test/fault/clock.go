@@ -56,7 +56,7 @@ func init() {
 
 // buildShifted builds the main package pkg, which lies in dir, with a clock that
 // can be shifted.
-func buildShifted(t testing.TB, out, pkg, dir string) {
+func buildShifted(t testing.TB, out, pkg, dir string, flags ...string) {
 	t.Helper()
 	tmp := t.TempDir()
 	std := filepath.Join(runtime.GOROOT(), "src", "time", "time.go")
@@ -85,7 +85,7 @@ func buildShifted(t testing.TB, out, pkg, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	build(t, out, "-overlay", write("overlay.json", string(overlay)), pkg)
+	build(t, out, append(flags, "-overlay", write("overlay.json", string(overlay)), pkg)...)
 }
 
 // build runs go build in this module.
@@ -118,11 +118,7 @@ func shiftedServer(t testing.TB) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/nats-io/nats-server/v2").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	buildShifted(t, path, "github.com/nats-io/nats-server/v2", strings.TrimSpace(string(dir)))
+	buildShifted(t, path, "./test/fault/natsd", filepath.Join(moduleRoot(t), "test", "fault", "natsd"))
 	return path
 }
 

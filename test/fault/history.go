@@ -71,10 +71,11 @@ type Op struct {
 	Holder string `json:"holder,omitempty"`
 
 	// TTL is asked for by acquire and renew, Revision named by renew, release
-	// and evict, Timeout by forward.
+	// and evict, Timeout by forward. Wait is how long an acquire may wait.
 	TTL      time.Duration `json:"ttl,omitempty"`
 	Revision uint64        `json:"revision,omitempty"`
 	Timeout  time.Duration `json:"timeout,omitempty"`
+	Wait     time.Duration `json:"wait,omitempty"`
 
 	// Bogus marks a renew or release that names a pair which was never right.
 	Bogus bool `json:"bogus,omitempty"`
@@ -124,6 +125,11 @@ func (o *Op) String() string {
 	}
 	return s
 }
+
+// slow says that op took long enough, its waiting aside, to have written, waited
+// in vain for the verdict, and found that what it wrote is superseded: a refusal
+// may then hide a write of its own.
+func (o *Op) slow() bool { return o.End-o.Start-int64(o.Wait) > int64(foundOut) }
 
 // OutcomeOf tells what a reply of kind k says about call c. The empty kind is
 // no reply at all.

@@ -31,6 +31,8 @@ type Load struct {
 	Edge bool
 	// NoForward leaves forwards out.
 	NoForward bool
+	// Waits lets acquires wait for the key now and then.
+	Waits bool
 	// Evicts lets clients evict now and then.
 	Evicts bool
 	// Prefix starts every key and holder name of the load.
@@ -288,17 +290,21 @@ func (w *worker) acquire(ctx context.Context, key string) {
 	again := holder == w.last
 	w.listen(holder)
 	var sent int64
+	var wait time.Duration
+	if w.load.Waits && w.rng.IntN(3) == 0 {
+		wait = time.Duration(200+w.rng.IntN(2000)) * time.Millisecond
+	}
 	for try := range 4 {
-		op := w.do(Op{Call: Acquire, Key: key, Holder: holder, TTL: ttl}, "")
+		op := w.do(Op{Call: Acquire, Key: key, Holder: holder, TTL: ttl, Wait: wait}, "")
 		if try == 0 {
 			sent = op.Start
 		}
 		switch op.Outcome {
 		case OK:
 			t := &tenure{key: key, holder: holder, fence: op.Got.Rev, rev: op.Got.Rev, until: sent + int64(op.Got.TTL), acquired: op.Got.Acquired}
-			if again {
-				// The revision may be one it was told long ago, so it starts no
-				// time: only a renewal does.
+			if again || wait > 0 {
+				// The revision may be one it was told long ago, or the time of
+				// sending be long past, so it starts no time: only a renewal does.
 				t.until = w.now()
 				w.set(t)
 				w.renew(ctx, *t)

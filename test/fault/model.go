@@ -56,8 +56,7 @@ func (l lease) grant(op *Op, holder string, rev uint64, late time.Duration) leas
 const clockSlack = 5 * time.Millisecond
 
 // foundOut is the shortest time in which the service can have written, waited
-// in vain for the verdict, and found that what it wrote is superseded. A
-// refusal that took longer may hide a write of its own.
+// in vain for the verdict, and found that what it wrote is superseded.
 const foundOut = 300 * time.Millisecond
 
 // matches says whether l can be held by holder under rev, and returns l with
@@ -116,7 +115,7 @@ func step(s lease, op *Op, late time.Duration) []lease {
 
 // apply appends to next what op makes of s, expiry aside.
 func apply(next []lease, s lease, op *Op, late time.Duration) []lease {
-	slow := op.End-op.Start > int64(foundOut)
+	slow := op.slow()
 	switch {
 	case op.Call == Wipe:
 		next = append(next, s)

@@ -31,7 +31,7 @@ func injectOperator(ctx context.Context, e *Env) (int, error) {
 		case 0:
 			return e.deleteBucket()
 		case 1:
-			return e.editBucket(map[string]any{"max_age": int64(time.Minute)}, true)
+			return e.editBucket(map[string]any{"max_age": int64(time.Hour)}, true)
 		case 2:
 			return e.editBucket(map[string]any{"description": "edited", "allow_direct": true}, false)
 		default:

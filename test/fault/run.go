@@ -69,7 +69,7 @@ func (p Plan) Execute(t testing.TB) *Report {
 	}
 	defer tap.Close()
 
-	load := Load{Seed: p.seed(), Clients: p.Clients, Pace: p.Pace, MinTTL: time.Second, MaxTTL: 5 * time.Second, Evicts: true}
+	load := Load{Seed: p.seed(), Clients: p.Clients, Pace: p.Pace, MinTTL: time.Second, MaxTTL: 5 * time.Second, Evicts: true, Waits: true}
 	if p.Fault.Load != nil {
 		load = p.Fault.Load(load)
 	}

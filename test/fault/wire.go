@@ -19,6 +19,7 @@ type request struct {
 	TTL      int64  `json:"ttl_ms,omitempty"`
 	Revision uint64 `json:"revision,omitempty"`
 	Timeout  int64  `json:"timeout_ms,omitempty"`
+	Wait     int64  `json:"wait_ms,omitempty"`
 	Payload  string `json:"payload,omitempty"`
 }
 
@@ -93,7 +94,7 @@ const clientTimeout = 5 * time.Second
 func (c *Client) Do(op Op) Op { return c.do(op, modeAnswer) }
 
 func (c *Client) do(op Op, mode string) Op {
-	req := request{Key: op.Key, Holder: op.Holder, TTL: op.TTL.Milliseconds(), Revision: op.Revision, Timeout: op.Timeout.Milliseconds()}
+	req := request{Key: op.Key, Holder: op.Holder, TTL: op.TTL.Milliseconds(), Revision: op.Revision, Timeout: op.Timeout.Milliseconds(), Wait: op.Wait.Milliseconds()}
 	if op.Call == Owner {
 		req.Holder = "" // the asker's name is for the record only
 	}
@@ -111,7 +112,7 @@ func (c *Client) do(op Op, mode string) Op {
 	}
 	op.Client = c.ID
 	op.Start = c.Record.Clock.Now()
-	got, err := c.Conn.RequestMsg(msg, wait+op.Timeout)
+	got, err := c.Conn.RequestMsg(msg, wait+op.Timeout+op.Wait)
 	op.End = c.Record.Clock.Now()
 	op.read(got, err)
 	c.Record.Add(op)

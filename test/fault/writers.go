@@ -48,6 +48,9 @@ func (r *Run) writers() (echoes []Op, vs []Violation) {
 					bad("I10", "landed %v after it had to, written by %v", time.Duration(late), w)
 				}
 			}
+			if w.Outcome == Refused && !r.superseded(e, w.End) {
+				bad("I9", "it stood when %v was refused", w)
+			}
 			if wrote[w] != nil || w.Outcome == OK && w.Call == Acquire && w.Got.Rev != e.Seq {
 				echo := *w
 				echo.Outcome, echo.Kind, echo.Got = Unknown, "", Lease{}
@@ -57,6 +60,20 @@ func (r *Run) writers() (echoes []Op, vs []Violation) {
 		}
 	}
 	return echoes, vs
+}
+
+// superseded says whether e was not the last word on its key at a time: it was
+// replaced, or its lease was over. Of a tombstone only the next message is proof.
+func (r *Run) superseded(e *Entry, at int64) bool {
+	if r.clockFault() {
+		return true
+	}
+	for _, n := range r.Log.ByKey[e.Key] {
+		if n.Seq > e.Seq {
+			return r.Clock.At(n.Time) <= at+int64(wallSlack) || !r.Log.complete(e.Seq, n.Seq)
+		}
+	}
+	return e.IsLease() && r.Clock.At(e.Ends()) <= at+int64(wallSlack) || !r.Log.complete(e.Seq, ^uint64(0))
 }
 
 // writer picks the likeliest writer of e: who was told so, or else the latest of
@@ -80,8 +97,7 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 			told = mine
 		}
 		told = told && op.Outcome == OK
-		// A refusal that took long may hide a write that was superseded since.
-		slow := op.End-op.Start > int64(foundOut)
+		slow := op.slow()
 		unsure := op.Outcome == Unknown || op.Outcome == Refused && slow
 		mine = mine && (r.clockFault() || at > op.Start-int64(wallSlack))
 		by := op.End // a refusal is final
