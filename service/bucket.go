@@ -66,7 +66,7 @@ type keeper struct {
 	log      *slog.Logger
 	replicas int
 	events   string // republish destination without the key
-	peers    func(context.Context) peerNews
+	peers    func(ctx context.Context, wait time.Duration) peerNews
 
 	health atomic.Pointer[Health]
 	kick   chan struct{}
@@ -93,13 +93,17 @@ type keeper struct {
 
 const (
 	checkEvery   = 2 * time.Second
-	checkTimeout = 3 * time.Second
+	checkTimeout = 5 * time.Second
+	// How long the other instances are waited for: at every start, and where two
+	// holders are at stake.
+	askShort = 300 * time.Millisecond
+	askLong  = 1500 * time.Millisecond
 	// createdSlack allows for the time between a server's stamping a stream as
 	// created and the clock its first sequence was taken from.
 	createdSlack = time.Minute
 )
 
-func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context) peerNews, log *slog.Logger) *keeper {
+func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context, time.Duration) peerNews, log *slog.Logger) *keeper {
 	k := &keeper{js: j, view: v, replicas: replicas, events: events, peers: peers, log: log,
 		kick: make(chan struct{}, 1), reset: make(chan struct{}, 1), first: make(chan struct{})}
 	k.health.Store(&Health{Verdict: Unseen, Reason: "the bucket has not been looked at yet"})
@@ -255,7 +259,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		return &Health{Verdict: Unsupported, Reason: "the NATS server is older than 2.11 and cannot expire keys"}
 	}
 	if !k.asked {
-		k.view.noteFence(k.peers(ctx).fence)
+		k.view.noteFence(k.peers(ctx, askShort).fence)
 		k.asked = true
 	}
 	issued := k.view.highest.Load() // before the look: what was acked by then must show
@@ -408,7 +412,7 @@ func (k *keeper) missing(ctx context.Context) {
 	if known {
 		k.replaced(0)
 	}
-	news := k.peers(ctx)
+	news := k.peers(ctx, askLong)
 	k.view.noteFence(news.fence)
 	end := news.end
 	if known && !complete && !news.heard {

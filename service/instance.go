@@ -62,7 +62,7 @@ func Open(o Options) (*Instance, error) {
 			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
 		}}
 	}
-	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context) peerNews { return askPeers(ctx, o.Store, o.MicroName, id) }, o.Logger)
+	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration) peerNews { return askPeers(ctx, o.Store, o.MicroName, id, wait) }, o.Logger)
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
@@ -172,9 +172,9 @@ type peerNews struct {
 	end   time.Time // local: when the last lease they know is over
 }
 
-// askPeers gathers what the other instances show, for a short time; nobody may
-// be there.
-func askPeers(ctx context.Context, nc *nats.Conn, name, self string) (news peerNews) {
+// askPeers gathers what the other instances show, as long as wait; nobody may be
+// there.
+func askPeers(ctx context.Context, nc *nats.Conn, name, self string, wait time.Duration) (news peerNews) {
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
@@ -184,7 +184,7 @@ func askPeers(ctx context.Context, nc *nats.Conn, name, self string) (news peerN
 	if err := nc.PublishRequest("$SRV.STATS."+name, inbox, nil); err != nil {
 		return news
 	}
-	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
 		msg, err := sub.NextMsgWithContext(ctx)

@@ -33,7 +33,7 @@ func Lift(ctx context.Context, nc *nats.Conn, domain, apiPrefix, microName strin
 	if err != nil {
 		return Lifted{}, err
 	}
-	news := askPeers(ctx, nc, microName, nuid.Next())
+	news := askPeers(ctx, nc, microName, nuid.Next(), askLong)
 	next := max(uint64(si.Now.UnixMicro()), uint64(si.Created.UnixMicro()), si.State.LastSeq+1, news.fence+1)
 	if err := j.lift(ctx, next); err != nil {
 		return Lifted{}, fmt.Errorf("the bucket could not be lifted: %w", err)
