@@ -122,6 +122,13 @@ func TestTheEndIsExact(t *testing.T) {
 					t.Errorf("%s: %s", key, got.raw)
 					return
 				}
+				left := time.Duration(got.Left) * time.Millisecond
+				switch {
+				case old && call != "forward" && left > end.Sub(got.sent):
+					t.Errorf("%s: left_ms %d to a call sent %v before the end", key, got.Left, end.Sub(got.sent))
+				case old && call != "forward" && left < end.Sub(got.came)-healthy:
+					t.Errorf("%s: left_ms %d in a reply that came %v before the end", key, got.Left, end.Sub(got.came))
+				}
 				switch {
 				case old && got.sent.After(end):
 					t.Errorf("%s: %s shows the lease to a call sent %v after its end", key, call, got.sent.Sub(end))

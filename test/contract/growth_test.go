@@ -1,0 +1,164 @@
+package contract
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/leased/leased/internal/testnats"
+	"github.com/leased/leased/service/kinds"
+)
+
+// growthChild marks the process that TestNothingIsLeft measures.
+const growthChild = "CONTRACT_TEST_GROWTH"
+
+// TestNothingIsLeftOf100000Keys: half are released, half expire; when the last
+// tombstone is gone so is everything else. It counts goroutines and heap, so it
+// has a process of its own, this test again.
+func TestNothingIsLeftOf100000Keys(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(growthChild) != "" {
+		growth(t)
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestNothingIsLeftOf100000Keys$", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), growthChild+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, "_test.go:") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+// footprint is what may grow.
+type footprint struct {
+	goroutines, series, consumers int
+	heap                          uint64
+}
+
+func (r *rig) footprint() footprint {
+	r.t.Helper()
+	var f footprint
+	for range 3 { // finalizers and pools need more than one
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	f.heap, f.goroutines = m.HeapAlloc, runtime.NumGoroutine()
+	families, err := r.all[0].metrics.Gatherer().Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, family := range families {
+		f.series += len(family.GetMetric())
+	}
+	f.consumers = r.stream().Consumers
+	return f
+}
+
+// churn has n keys come and go: every second one is released, the others lapse.
+func (r *rig) churn(prefix string, n int) {
+	r.t.Helper()
+	// Raw messages: the checks of every reply would cost more than the calls.
+	const clients = 32
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			nc := r.connect()
+			defer nc.Close()
+			call := func(endpoint, body string) (got reply) {
+				m, err := nc.Request(api+endpoint, []byte(body), 20*time.Second)
+				if err == nil {
+					err = json.Unmarshal(m.Data, &got)
+				}
+				if err != nil || got.ErrorKind != "" {
+					r.t.Errorf("%s %s: %v %s", endpoint, body, err, got.Error)
+				}
+				return got
+			}
+			for i := c; i < n && !r.t.Failed(); i += clients {
+				key := fmt.Sprintf("%s-%d", prefix, i)
+				released := i/clients%2 == 0
+				ttl := 1000
+				if released {
+					ttl = 2000 // whatever the machine does, it is still held
+				}
+				l := call("acquire", fmt.Sprintf(`{"key":"%s","holder":"A","ttl_ms":%d}`, key, ttl))
+				if released {
+					m, err := nc.Request(api+"release", fmt.Appendf(nil, `{"key":"%s","holder":"A","revision":%d}`, key, l.Revision), 20*time.Second)
+					if err != nil {
+						r.t.Errorf("release: %v", err)
+					} else if !strings.Contains(string(m.Data), `"released":true`) && !strings.Contains(string(m.Data), `"lost"`) {
+						r.t.Errorf("release: %s", m.Data)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// empty waits until the stream is: tombstones live for 32 s.
+func (r *rig) empty() {
+	r.t.Helper()
+	testnats.Eventually(r.t, 2*time.Minute, func() bool { return r.stream().Msgs == 0 }, "the stream is not empty again: ",
+		testnats.Lazy(func() string { return fmt.Sprintf("%+v", r.stream()) }))
+}
+
+func growth(t *testing.T) {
+	const keys = 100_000 / slowness // with the race detector it would take minutes
+	r := newRig(t, setup{uncounted: true})
+	// The base: everything has been in use once.
+	for _, call := range calls {
+		r.call(call, good("base", 1)[call])
+	}
+	r.churn("base", 2000)
+	r.want(kinds.Evicted, "evict", request{Key: "base", Revision: r.owner("base").Revision})
+	r.empty()
+	base := r.footprint()
+
+	start := time.Now()
+	r.churn("k", keys)
+	took := time.Since(start)
+	during := r.stream()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	r.empty()
+	var after footprint
+	for { // what serves the last tombstones' ends needs a moment
+		after = r.footprint()
+		if after.goroutines <= base.goroutines+2 || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Logf("%d keys in %v; then %d messages of %d subjects, 0 after %v more; before %+v, after %+v", keys, took.Round(time.Second),
+		during.Msgs, during.NumSubjects, (time.Since(start) - took).Round(time.Second), base, after)
+	if s := r.stream(); s.Msgs != 0 || s.NumSubjects != 0 {
+		t.Errorf("the stream has %d messages of %d subjects", s.Msgs, s.NumSubjects)
+	}
+	if after.goroutines > base.goroutines+base.goroutines/10+2 {
+		t.Errorf("%d goroutines, before %d", after.goroutines, base.goroutines)
+	}
+	if after.series != base.series {
+		t.Errorf("%d series, before %d", after.series, base.series)
+	}
+	if after.consumers != base.consumers || after.consumers > len(r.all) {
+		t.Errorf("%d consumers, before %d", after.consumers, base.consumers)
+	}
+	// Maps keep the buckets that they once needed: some bytes a key, once.
+	if grown := int64(after.heap) - int64(base.heap); grown > 8<<20 {
+		t.Errorf("the heap grew by %d bytes, %d a key", grown, grown/keys)
+	}
+}
