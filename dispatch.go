@@ -87,12 +87,12 @@ func (ep *endpoint) take(m micro.Request) {
 		return
 	}
 	s.calls.Add(1)
-	go func() {
+	s.workers.run(func() {
 		defer s.calls.Done()
 		release := sync.OnceFunc(func() { <-ep.slots })
 		defer release()
 		ep.handle(in, release)
-	}()
+	})
 }
 
 // incoming is a request as it came in.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/leased/leased/metrics"
 	"github.com/leased/leased/schemas"
@@ -161,6 +162,29 @@ func TestSentence(t *testing.T) {
 	} {
 		if got := sentence(in); got != want {
 			t.Errorf("sentence(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestLeaseBody holds the hand-made encoding of leases to encoding/json's.
+func TestLeaseBody(t *testing.T) {
+	for _, meta := range []string{"", "plain", "<a href=\"é\">\u2028\n"} {
+		l := service.Lease{Key: "k-1", Holder: "A_b", Revision: 1<<64 - 1, AcquiredAt: 1_800_000_000_001, ExpiresAt: 1_800_000_005_000, TTL: 5 * time.Second, Left: 4999 * time.Millisecond, Meta: meta}
+		want, err := json.Marshal(struct {
+			Key        string            `json:"key"`
+			Holder     string            `json:"holder"`
+			Revision   uint64            `json:"revision"`
+			AcquiredAt service.Timestamp `json:"acquired_at"`
+			ExpiresAt  service.Timestamp `json:"expires_at"`
+			TTL        int64             `json:"ttl_ms"`
+			Left       int64             `json:"left_ms"`
+			Meta       string            `json:"meta,omitempty"`
+		}{l.Key, l.Holder, l.Revision, l.AcquiredAt, l.ExpiresAt, 5000, 4999, meta})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := appendLease([]byte("{"), l); string(got) != string(want) {
+			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
 }

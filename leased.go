@@ -55,6 +55,7 @@ type Service struct {
 	log     *slog.Logger
 
 	quick, slow chan struct{}
+	workers     *workers
 	calls       sync.WaitGroup
 	callCtx     context.Context
 	abort       context.CancelCauseFunc // ends calls in flight
@@ -73,7 +74,7 @@ func Start(o Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger,
-		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{})}
+		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers()}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
 		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
@@ -200,6 +201,7 @@ func (s *Service) Drain(ctx context.Context) error {
 	s.stop()
 	<-s.joined
 	defer s.leases.Close()
+	defer s.workers.close()
 	var err error
 	if s.micro != nil {
 		err = s.drainRequests(ctx)

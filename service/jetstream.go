@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -238,6 +239,9 @@ func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error)
 	default:
 		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, err)
 	}
+	if seq, ok := plainAck(reply.Data); ok && batch == 0 {
+		return seq, nil
+	}
 	var ack struct {
 		Stream string    `json:"stream"`
 		Seq    uint64    `json:"seq"`
@@ -262,6 +266,28 @@ func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error)
 	default:
 		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ack.Error)
 	}
+}
+
+// plainAck reads the ack that nearly every write gets, letter by letter; any other
+// form is left to the JSON decoder.
+func plainAck(data []byte) (seq uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`+StreamName+`", "seq":`))
+	if !ok {
+		if rest, ok = bytes.CutPrefix(data, []byte(`{"stream":"`+StreamName+`","seq":`)); !ok {
+			return 0, false
+		}
+	}
+	digits, ok := bytes.CutSuffix(rest, []byte("}"))
+	if !ok || len(digits) == 0 || len(digits) > 19 {
+		return 0, false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		seq = 10*seq + uint64(c-'0')
+	}
+	return seq, seq > 0
 }
 
 // streamInfo is STREAM.INFO as far as the service reads it. The configuration

@@ -381,11 +381,7 @@ func (l *Leases) compose(key string, n *Next) (*Record, *Write) {
 			w.TTL = ceilSecond(left + horizonSlack)
 		}
 	}
-	body, err := rec.encode()
-	if err != nil {
-		panic(err) // every member of a record can be encoded
-	}
-	w.Body = body
+	w.Body = rec.encode()
 	return rec, w
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -117,8 +118,62 @@ func (t *Timestamp) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// encode gives the stored form.
-func (r *Record) encode() ([]byte, error) { return json.Marshal(r) }
+// encode gives the stored form: what json.Marshal gives (a test holds it), at a
+// fraction of its cost, once a write. Everything but meta is of an alphabet that
+// needs no escaping.
+func (r *Record) encode() []byte {
+	b := make([]byte, 0, 384)
+	b = append(b, `{"v":`...)
+	b = strconv.AppendInt(b, int64(r.V), 10)
+	b = appendText(b, `,"key":"`, r.Key)
+	if r.Holder != "" {
+		b = appendText(b, `,"holder":"`, r.Holder)
+	}
+	if r.TTLMillis != 0 {
+		b = append(b, `,"ttl_ms":`...)
+		b = strconv.AppendInt(b, r.TTLMillis, 10)
+	}
+	if !r.AcquiredAt.IsZero() {
+		b = append(b, `,"acquired_at":`...)
+		b = r.AcquiredAt.AppendJSON(b)
+	}
+	b = append(b, `,"written_at":`...)
+	b = r.WrittenAt.AppendJSON(b)
+	b = appendText(b, `,"event":"`, string(r.Event))
+	b = appendText(b, `,"nonce":"`, r.Nonce)
+	if !r.Horizon.IsZero() {
+		b = append(b, `,"horizon":`...)
+		b = r.Horizon.AppendJSON(b)
+	}
+	if r.Meta != "" {
+		meta, _ := json.Marshal(r.Meta) // a string can be encoded
+		b = append(b, `,"meta":`...)
+		b = append(b, meta...)
+	}
+	if p := r.Previous; p != nil {
+		b = appendText(b, `,"previous":{"holder":"`, p.Holder)
+		b = append(b, `,"revision":`...)
+		b = strconv.AppendUint(b, p.Revision, 10)
+		b = appendText(b, `,"ended":"`, p.Ended)
+		b = append(b, '}')
+	}
+	if r.Revision != 0 {
+		b = append(b, `,"revision":`...)
+		b = strconv.AppendUint(b, r.Revision, 10)
+	}
+	if r.Evicted {
+		b = append(b, `,"evicted":true`...)
+	}
+	return append(b, '}')
+}
+
+// appendText appends a member that opens with name and a text that needs no
+// escaping.
+func appendText(b []byte, name, text string) []byte {
+	b = append(b, name...)
+	b = append(b, text...)
+	return append(b, '"')
+}
 
 // errForeign says that a message under the bucket is not one of ours.
 var errForeign = errors.New("not a record of this service")
