@@ -62,7 +62,9 @@ func Open(o Options) (*Instance, error) {
 			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
 		}}
 	}
-	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration) peerNews { return askPeers(ctx, o.Store, o.MicroName, id, wait) }, o.Logger)
+	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration) peerNews {
+		return askPeers(ctx, o.Store, o.MicroName, id, wait)
+	}, o.Logger)
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
