@@ -395,7 +395,7 @@ func TestRenewalsAtTheEdge(t *testing.T) {
 					after = time.Duration(10+rand.IntN(290)) * time.Millisecond
 				}
 				time.Sleep(time.Until(l.Expires.Add(after - time.Duration(latency.Load())/2)))
-				r := c.renew(l, 2*time.Second)
+				r := c.renew(l, 3*time.Second)
 				took := int64(r.got.Sub(r.sent))
 				latency.Store((7*latency.Load() + took) / 8)
 				count.add("renew " + r.Kind)
@@ -410,7 +410,7 @@ func TestRenewalsAtTheEdge(t *testing.T) {
 					continue
 				}
 				// Written how long before the end?
-				early := l.Expires.Sub(r.Expires.Add(-2 * time.Second))
+				early := l.Expires.Sub(r.Expires.Add(-3 * time.Second))
 				if early < 250*time.Millisecond {
 					renewed.Add(1)
 				}
@@ -420,7 +420,7 @@ func TestRenewalsAtTheEdge(t *testing.T) {
 				time.Sleep(time.Until(r.got.Add(1500 * time.Millisecond)))
 				o := c.owner(key)
 				switch {
-				case !o.got.Before(r.sent.Add(2 * time.Second)):
+				case !o.got.Before(r.sent.Add(3 * time.Second)):
 					count.add("owner too late")
 				case o.Kind == "unavailable":
 					count.add("owner unavailable")

