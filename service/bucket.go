@@ -81,6 +81,7 @@ type keeper struct {
 	less      bool      // the bucket held fewer messages than the view knows leases
 	holdUntil time.Time
 	held      atomic.Pointer[time.Time] // holdUntil, for others to read
+	forgotten atomic.Pointer[time.Time] // end of the last lease that the view has forgotten
 
 	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
 
@@ -357,6 +358,9 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 			k.look()
 		}
 	}
+	if left := holdOf(meta).Sub(si.Now); left > 0 {
+		k.holdFor(time.Now().Add(left))
+	}
 	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
@@ -383,7 +387,11 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 		k.less = less
 	}
 	if h.Verdict == Distrusted && k.health.Load().Verdict != Distrusted {
-		k.view.forget() // it knows revisions that are no longer there
+		// It knows revisions that are no longer there. Their holders still believe
+		// in them, should the bucket be deleted next.
+		end := k.lastEnd()
+		k.forgotten.Store(&end)
+		k.view.forget()
 		k.restart()
 	}
 	return h
@@ -404,7 +412,7 @@ func (k *keeper) stayedBack() bool {
 // missing is called when there is no bucket: whoever makes it must know until
 // when the leases of the one before are believed in.
 func (k *keeper) missing(ctx context.Context) {
-	known := k.created.Load() != 0
+	known, waited := k.created.Load() != 0, k.health.Load().Verdict == Waiting
 	if known {
 		k.health.Store(&Health{Verdict: Missing, Reason: "the bucket was deleted"})
 	}
@@ -415,7 +423,7 @@ func (k *keeper) missing(ctx context.Context) {
 	news := k.peers(ctx, askLong)
 	k.view.noteFence(news.fence)
 	end := news.end
-	if known && !complete && !news.heard {
+	if known && !complete && !waited && !news.heard {
 		// Leases may have been granted that this instance never saw, and the
 		// instances that granted them are gone.
 		end = time.Now().Add(MaxTTL)
@@ -431,6 +439,15 @@ func (k *keeper) holdFor(end time.Time) {
 	}
 }
 
+// lastEnd is when the last lease that this instance ever knew is over.
+func (k *keeper) lastEnd() time.Time {
+	end := k.view.lastEnd()
+	if p := k.forgotten.Load(); p != nil && p.After(end) {
+		return *p
+	}
+	return end
+}
+
 // hold is until when nothing is granted, the zero time if that never was so.
 func (k *keeper) hold() time.Time {
 	if p := k.held.Load(); p != nil {
@@ -442,7 +459,7 @@ func (k *keeper) hold() time.Time {
 // replaced is called when the bucket is gone or another one: what it held may
 // still be believed in by its holders until it is over.
 func (k *keeper) replaced(created int64) {
-	k.holdFor(k.view.lastEnd())
+	k.holdFor(k.lastEnd())
 	k.created.Store(created)
 	k.view.forget()
 	k.restart()

@@ -157,7 +157,7 @@ func (i *Instance) PeerStats(leases bool) PeerStats {
 	if !leases {
 		return p
 	}
-	end := i.view.lastEnd()
+	end := i.keeper.lastEnd()
 	if hold := i.keeper.hold(); hold.After(end) {
 		end = hold
 	}
