@@ -1,10 +1,13 @@
 package storage
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -120,6 +123,121 @@ func TestEndedLeasesStayGoneEmbedded(t *testing.T) {
 				kept = c.want(c.renew(kept, 10*time.Minute), "renewed")
 			}
 		})
+	}
+}
+
+// TestKilledUnderLoad: the process with the server inside is killed in the
+// middle of many calls. What was acknowledged is there as it was acknowledged;
+// what was cut off is there or not, and never as another's.
+func TestKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	rounds := 3
+	if long {
+		rounds = 20
+	}
+	for _, flush := range []string{"always", "2m"} {
+		t.Run("sync "+flush, func(t *testing.T) {
+			t.Parallel()
+			port := testnats.FreePort(t)
+			s := testnats.Leased(t, "serve", "--nats-listen", fmt.Sprintf("127.0.0.1:%d", port), "--store-dir", t.TempDir(), "--http-listen", "", "--sync", flush)
+			c := callerOn(t, s.NATS())
+			revisions := map[uint64]string{}
+			var acks atomic.Int64
+			for round := range rounds {
+				states := make([]*cut, 48)
+				var wg sync.WaitGroup
+				for i := range states {
+					states[i] = &cut{nc: c.nc, key: fmt.Sprintf("r%d-k%d", round, i), holder: fmt.Sprintf("h%d", i), acks: &acks}
+					wg.Go(func() { states[i].run(t, s.Done()) })
+				}
+				// In full flight, also where this machine is busy with other things.
+				for end := time.Now().Add(6 * time.Second); acks.Load() < int64(400*(round+1)) && time.Now().Before(end); {
+					time.Sleep(5 * time.Millisecond)
+				}
+				s.Kill()
+				wg.Wait()
+				s.Restart()
+				testnats.Eventually(t, 10*time.Second, func() bool { return c.owner("warm").Kind == "free" }, "does not serve")
+				for _, st := range states {
+					for _, rev := range st.revisions {
+						if had := revisions[rev]; had != "" {
+							t.Errorf("revision %d was issued for %s and for %s", rev, had, st.key)
+						}
+						revisions[rev] = st.key
+					}
+					o := c.owner(st.key)
+					m := lastOf(t, c.nc, st.key)
+					switch {
+					case o.Kind == "held" && (m == nil || m.Seq != o.Revision || o.Holder != st.holder):
+						t.Errorf("%s: owner says %s, revision %d; stored %+v", st.key, o.Holder, o.Revision, m)
+					case st.open != "":
+						// Not known which of the two.
+						if o.Kind == "held" && o.Revision < st.revision {
+							t.Errorf("%s: revision %d, and %d was acknowledged", st.key, o.Revision, st.revision)
+						}
+					case st.held && (o.Kind != "held" || o.Revision != st.revision):
+						t.Errorf("%s: acknowledged with revision %d, now %s %d", st.key, st.revision, o.Kind, o.Revision)
+					case !st.held && o.Kind == "held":
+						t.Errorf("%s: released, and back with revision %d", st.key, o.Revision)
+					}
+				}
+			}
+			t.Logf("%d calls acknowledged", acks.Load())
+			if acks.Load() < int64(100*rounds) {
+				t.Error("too few to tell anything")
+			}
+		})
+	}
+}
+
+// cut is a client with a key of its own until its calls are cut off.
+type cut struct {
+	nc          *nats.Conn
+	key, holder string
+	acks        *atomic.Int64
+
+	held      bool
+	revision  uint64
+	revisions []uint64
+	open      string // the call that got no answer
+}
+
+func (k *cut) run(t *testing.T, done <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for i := 0; ; i++ {
+		name := []string{"acquire", "renew", "renew", "release"}[i%4]
+		k.open = name
+		body, _ := json.Marshal(map[string]any{"key": k.key, "holder": k.holder, "revision": max(k.revision, 1), "ttl_ms": 600000})
+		msg, err := k.nc.RequestWithContext(ctx, "api.leases."+name, body)
+		if err != nil {
+			return
+		}
+		var r reply
+		if err := json.Unmarshal(msg.Data, &r); err != nil {
+			t.Error(err)
+			return
+		}
+		if r.Kind != "" {
+			if r.Kind != "unavailable" && r.Kind != "unknown" && r.Kind != "internal" {
+				t.Errorf("%s %s: %s: %s", k.key, name, r.Kind, r.Error)
+			}
+			return
+		}
+		k.open = ""
+		k.acks.Add(1)
+		k.held = name != "release"
+		if k.held {
+			k.revision = r.Revision
+			k.revisions = append(k.revisions, r.Revision)
+		}
 	}
 }
 
