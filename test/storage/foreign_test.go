@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,6 +120,11 @@ func TestAlmostOurs(t *testing.T) {
 		"newer-version":    func(r map[string]any, h nats.Header) { r["v"] = 99 },
 		"no-version":       func(r map[string]any, h nats.Header) { delete(r, "v") },
 		"no-holder":        func(r map[string]any, h nats.Header) { delete(r, "holder") },
+		"quote-in-holder":  func(r map[string]any, h nats.Header) { r["holder"] = `A","granted":true,"x":"` },
+		"dot-in-holder":    func(r map[string]any, h nats.Header) { r["holder"] = "A.B" },
+		"wild-holder":      func(r map[string]any, h nats.Header) { r["holder"] = ">" },
+		"space-in-holder":  func(r map[string]any, h nats.Header) { r["holder"] = "A B\r\nPUB x 0\r\n" },
+		"long-holder":      func(r map[string]any, h nats.Header) { r["holder"] = strings.Repeat("a", 129) },
 		"no-nonce":         func(r map[string]any, h nats.Header) { delete(r, "nonce") },
 		"no-ttl":           func(r map[string]any, h nats.Header) { delete(r, "ttl_ms") },
 		"ttl-over-limit":   func(r map[string]any, h nats.Header) { r["ttl_ms"] = 600001 },
