@@ -14,6 +14,7 @@ type batcher struct {
 	client *Client
 	holder string
 	ttl    time.Duration
+	start  time.Time // of the beat: a random instant, so that processes differ
 
 	mu      sync.Mutex
 	waiting []*renewal
@@ -27,9 +28,20 @@ type renewal struct {
 // batchMost is the limit of the contract.
 const batchMost = 1000
 
-// window is how long the first renewal waits for others: as long as jitter
-// scatters them.
-func (b *batcher) window() time.Duration { return b.ttl / 30 }
+// batchWindow is how long the first renewal waits for others.
+const batchWindow = 10 * time.Millisecond
+
+func newBatcher(c *Client, holder string, ttl time.Duration) *batcher {
+	return &batcher{client: c, holder: holder, ttl: ttl, start: time.Now().Add(-jitter(ttl, 1))}
+}
+
+// due is when to renew what was sent at sent: a third of the TTL later, or at the
+// beat before. There are two beats in that time, so there are at most two batches.
+func (b *batcher) due(sent time.Time) time.Time {
+	beat := b.ttl / 6
+	at := sent.Add(b.ttl / 3)
+	return at.Add(-(at.Sub(b.start) % beat))
+}
 
 // renew does what Client.Renew does.
 func (b *batcher) renew(ctx context.Context, l Lease) (Result, error) {
@@ -39,7 +51,7 @@ func (b *batcher) renew(ctx context.Context, l Lease) (Result, error) {
 	b.waiting = append(b.waiting, r)
 	switch len(b.waiting) {
 	case 1:
-		time.AfterFunc(b.window(), b.flush)
+		time.AfterFunc(batchWindow, b.flush)
 	case batchMost:
 		go b.flush()
 	}

@@ -48,11 +48,9 @@ type HoldOptions struct {
 	// OnError, if set, is told of errors that are being retried. It must not block.
 	OnError func(error)
 
-	denied func(Lease) // who has the key, while waiting
-	renew  renewFunc   // for renewals that are not urgent, instead of Client.Renew
+	denied func(Lease) // is told who has the key, while waiting
+	batch  *batcher    // sends the renewals together with others'
 }
-
-type renewFunc func(context.Context, Lease) (Result, error)
 
 // Hold is one tenure of one lease. Its renewals go on until it is lost or
 // resigned, also after its Context has ended with the context it was made from:
@@ -168,9 +166,6 @@ func (c *Client) hold(ctx context.Context, key string, o HoldOptions, fresh bool
 	}
 	h := &Hold{client: c, options: o, quit: make(chan struct{}), done: make(chan struct{})}
 	h.claim = claim{key: key, holder: o.Holder, ttl: o.TTL}
-	if h.options.renew == nil {
-		h.options.renew = c.Renew
-	}
 	h.calls, h.abort = context.WithCancel(context.WithoutCancel(ctx))
 	if err := h.begin(ctx, fresh); err != nil {
 		h.abort()
@@ -365,6 +360,10 @@ func (h *Hold) expireLocked() {
 // keep renews until the Hold has ended.
 func (h *Hold) keep() {
 	defer close(h.done)
+	renew := h.client.Renew
+	if h.options.batch != nil {
+		renew = h.options.batch.renew
+	}
 	wait := h.untilDue()
 	for {
 		timer := time.NewTimer(wait)
@@ -374,7 +373,7 @@ func (h *Hold) keep() {
 			timer.Stop()
 			return
 		}
-		err := h.attempt(h.options.renew)
+		err := h.attempt(renew)
 
 		h.mu.Lock()
 		h.trouble = err
@@ -402,13 +401,17 @@ func (h *Hold) keep() {
 // the sending of the last.
 func (h *Hold) untilDue() time.Duration {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return time.Until(h.claim.until.Add(-h.options.TTL + jitter(h.options.TTL/3, 0.1)))
+	sent := h.claim.until.Add(-h.options.TTL)
+	h.mu.Unlock()
+	if h.options.batch != nil {
+		return time.Until(h.options.batch.due(sent))
+	}
+	return time.Until(sent.Add(jitter(h.options.TTL/3, 0.1)))
 }
 
 // attempt renews once and, when there is no verdict, asks the owner. An error of
 // kind lost is final; after any other the claim stands as it was.
-func (h *Hold) attempt(renew renewFunc) error {
+func (h *Hold) attempt(renew func(context.Context, Lease) (Result, error)) error {
 	h.mu.Lock()
 	l := h.claim.lease()
 	h.mu.Unlock()

@@ -35,6 +35,7 @@ type Inbox struct {
 	cancel  func()
 	slots   chan struct{}
 	closed  chan struct{}
+	once    sync.Once
 
 	mu     sync.Mutex
 	served map[string]*served
@@ -105,8 +106,10 @@ func (in *Inbox) Serve(h *Hold, handler Handler) error {
 
 // Close stops taking requests and returns when those taken are answered.
 func (in *Inbox) Close() {
-	in.cancel()
-	close(in.closed)
+	in.once.Do(func() {
+		in.cancel()
+		close(in.closed)
+	})
 	in.mu.Lock()
 	all := make([]*served, 0, len(in.served))
 	for _, s := range in.served {

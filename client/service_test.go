@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -162,6 +163,21 @@ func testVerdicts(t *testing.T, url string) {
 	}
 	if err := ask("empty"); kinds.Of(err) != kinds.Unknown {
 		t.Error("an empty reply:", err)
+	}
+	if _, err := nc.Subscribe("twice.owner", func(m *nats.Msg) {
+		var q struct{ Key string }
+		_ = json.Unmarshal(m.Data, &q)
+		for _, holder := range []string{"first", "second"} {
+			_ = m.Respond(fmt.Appendf(nil, `{"held":true,"key":%q,"holder":%q,"revision":1}`, q.Key, holder))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	twice := New(nc, Options{Prefix: "twice"})
+	for i := range 100 {
+		if r, err := twice.Owner(t.Context(), fmt.Sprint("k", i)); err != nil || r.Holder != "first" {
+			t.Error("two replies:", r, err)
+		}
 	}
 	big := strings.Repeat("x", 2<<20)
 	if _, err := New(nc, Options{}).Owner(t.Context(), big); kinds.Of(err) != kinds.Unavailable || !errors.Is(err, nats.ErrMaxPayload) {

@@ -44,8 +44,7 @@ func (c *Client) Shards(ctx context.Context, group string, keys []string, o Shar
 	if len(keys) == 0 {
 		return kinds.Errorf(kinds.Invalid, "group %s has no keys", group)
 	}
-	batch := &batcher{client: c, holder: o.Holder, ttl: o.TTL}
-	o.renew = batch.renew
+	o.batch = newBatcher(c, o.Holder, o.TTL)
 	s := &sharer{
 		client: c, options: o, members: group + "-member-", prefix: commonPrefix(keys),
 		keys: map[string]bool{}, running: map[string]*shard{}, wake: make(chan struct{}, 1),

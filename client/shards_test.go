@@ -223,6 +223,55 @@ func TestShards(t *testing.T) {
 	}
 }
 
+// TestShardsOnABadNetwork: whatever is lost or late, no key has two owners, and
+// when the network is well again, all have their share.
+func TestShardsOnABadNetwork(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.rng = rand.New(rand.NewPCG(seed, 6))
+			w.random = true
+			c := newCrew(t, 6*time.Second, 12, func() *Client { return newClient(w.process(), Options{Timeout: time.Second}) })
+			for i := range 3 {
+				c.join(fmt.Sprint("p", i))
+			}
+			time.Sleep(5 * time.Minute)
+			w.mu.Lock()
+			w.random = false
+			w.mu.Unlock()
+			time.Sleep(2 * time.Minute)
+			c.fair()
+			for _, name := range c.names() {
+				c.leave(name)
+			}
+			c.all.Wait()
+			time.Sleep(time.Minute) // what the service was late with
+			if c.moves < 30 || len(c.troubles) < 3 {
+				t.Errorf("%d moves, troubles %v: the test did not test", c.moves, c.troubles)
+			}
+		})
+	}
+}
+
+// TestShardsWithALongTTL: renewals go together and in time.
+func TestShardsWithALongTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		c := newCrew(t, 10*time.Minute, 100, func() *Client { return newClient(w.process(), Options{}) })
+		c.join("p")
+		time.Sleep(10 * time.Hour)
+		c.fair()
+		if c.moves != 100 || len(c.troubles) > 0 {
+			t.Errorf("%d moves, troubles %v", c.moves, c.troubles)
+		}
+		if batches, single := w.count("renew_many"), w.count("renew"); batches > 2*3*6*10+10 || single > 110 {
+			t.Errorf("%d batches, %d single renewals", batches, single)
+		}
+		c.leave("p")
+		c.all.Wait()
+	})
+}
+
 func TestShardsWithoutKeys(t *testing.T) {
 	c := newClient(newWorld(t).process(), Options{})
 	if err := c.Shards(t.Context(), "g", nil, ShardsOptions{}); kinds.Of(err) != kinds.Invalid {
