@@ -116,7 +116,10 @@ func drive(ctx context.Context, c int, warm, length time.Duration, procs []*chil
 	result.OpsPerSec = float64(result.Ops) / length.Seconds()
 	result.P50, result.P99, result.Max = quantile(took, 0.5), quantile(took, 0.99), quantile(took, 1)
 	per1k := func(d time.Duration) float64 {
-		return d.Seconds() * 1000 / (float64(max(result.Ops, 1)) / 1000)
+		if result.Ops == 0 {
+			return 0
+		}
+		return d.Seconds() * 1000 / (float64(result.Ops) / 1000)
 	}
 	for i, p := range procs {
 		cpu := per1k(after[i].cpu - before[i].cpu)

@@ -37,7 +37,7 @@ type options struct {
 	callers                        []int
 	rounds                         int
 	warm, length, limit            time.Duration
-	conns, instances               int
+	conns, instances, held         int
 	json                           bool
 	natsServer, leased, etcd       string
 	logf                           func(format string, args ...any)
@@ -124,6 +124,7 @@ func parseFlags(args []string) (options, error) {
 	f.DurationVar(&o.warm, "warm", 500*time.Millisecond, "time before it that is not measured")
 	f.DurationVar(&o.limit, "limit", time.Hour, "end of the whole run")
 	f.IntVar(&o.conns, "conns", 2, "NATS or etcd connections the callers share, at least one a server")
+	f.IntVar(&o.held, "held", 1_000_000, "leases held in renew1m and restart")
 	f.IntVar(&o.instances, "instances", 1, "leased processes beside external servers")
 	f.BoolVar(&o.json, "json", false, "print JSON instead of tables")
 	f.StringVar(&o.natsServer, "nats-server", "", "nats-server to run (default: built, of the version in go.mod)")
@@ -135,8 +136,9 @@ func parseFlags(args []string) (options, error) {
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unknown argument %q", f.Arg(0))
 	}
-	if o.rounds < 1 || o.rounds > 100 || o.length <= 0 || o.length > time.Minute || o.conns < 1 || o.conns > 256 || o.instances < 1 || o.instances > 16 {
-		return o, errors.New("-rounds is 1..100, -duration up to 1m, -conns 1..256, -instances 1..16")
+	if o.rounds < 1 || o.rounds > 100 || o.length <= 0 || o.length > time.Minute || o.conns < 1 || o.conns > 256 ||
+		o.instances < 1 || o.instances > 16 || o.held < 1000 || o.held > 10_000_000 {
+		return o, errors.New("-rounds is 1..100, -duration up to 1m, -conns 1..256, -instances 1..16, -held 1000..10000000")
 	}
 	return o, nil
 }
@@ -178,6 +180,9 @@ func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
 	var todo []workload
 	for _, w := range workloads() {
 		if slices.Contains(e.opts.workloads, w.name) {
+			if slices.Contains(heavy, w.name) {
+				w.held = e.opts.held
+			}
 			todo = append(todo, w)
 		}
 	}

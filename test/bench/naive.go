@@ -191,7 +191,7 @@ func proxyTarget() target {
 	return target{
 		name:       "proxy",
 		about:      "a bare two-hop proxy that reads no lease; for forward alone",
-		topologies: []string{"r1", "r3"},
+		topologies: []string{"r1", "r1sync", "r3"},
 		grantless:  true,
 		start: func(ctx context.Context, e *env, t topology) (system, error) {
 			s, err := startNATSSystem(ctx, e, t)

@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -155,13 +158,26 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 			fmt.Fprintln(tab, "target\tops/s\tp50\tp99\tCPU ms/1k\tRSS MB\tops x"+x.Base+"\tp50 x\tp99 x\tforeign CPUs\terrors\t")
 			last = title
 		}
-		fmt.Fprintf(tab, "%s\t%.0f\t%s\t%s\t%.1f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t\n", x.Target, x.OpsPerSec, short(x.P50), short(x.P99),
-			x.CPUPer1k, x.RSS/1e6, x.OpsRatio, x.P50Ratio, x.P99Ratio, x.Foreign, x.Errors)
+		fmt.Fprintf(tab, "%s\t%.0f\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t\n", x.Target, x.OpsPerSec, short(x.P50), short(x.P99),
+			split(x.CPUPer1k, x.CPUByName, 1), split(x.RSS, x.RSSByName, 1e6), x.OpsRatio, x.P50Ratio, x.P99Ratio, x.Foreign, x.Errors)
 	}
 	if tab != nil {
 		return tab.Flush()
 	}
 	return nil
+}
+
+// split writes a sum and, where several kinds of process share it, its parts.
+func split(sum float64, parts map[string]float64, unit float64) string {
+	s := fmt.Sprintf("%.0f", sum/unit)
+	if len(parts) < 2 {
+		return s
+	}
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		names = append(names, fmt.Sprintf("%s %.0f", name, parts[name]/unit))
+	}
+	return s + " (" + strings.Join(names, ", ") + ")"
 }
 
 // short writes d with three digits.

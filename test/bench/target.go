@@ -57,8 +57,8 @@ type caller interface {
 	contend(ctx context.Context, key, holder string, ttl, poll time.Duration) (uint64, error)
 }
 
-// A batcher renews many leases of one holder in one call; a lease that was not
-// renewed gets revision 0.
+// A batcher renews many leases of one holder in one call; that one of them was
+// not renewed is an error.
 type batcher interface {
 	batches() bool // whether the service knows the call
 	renewMany(holder string, keys []string, revisions []uint64, ttl time.Duration) ([]uint64, error)

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -143,15 +142,14 @@ func (c *wireCaller) renewMany(holder string, keys []string, revisions []uint64,
 	}
 	out := make([]uint64, len(keys))
 	rest := reply
-	for i := range keys {
-		if _, rest, _ = bytes.Cut(rest, []byte(`"key":"`+keys[i]+`"`)); rest == nil {
-			return nil, errors.New("renew_many: a lease is missing in the reply")
+	for i, key := range keys {
+		one, ok := []byte(nil), false
+		if _, rest, ok = bytes.Cut(rest, []byte(`"key":"`+key+`"`)); ok {
+			one, _, _ = bytes.Cut(rest, []byte(`"key":`))
 		}
-		one := rest
-		if end := bytes.IndexByte(one, '}'); end >= 0 {
-			one = one[:end]
+		if out[i], err = number(one, `"revision":`); err != nil {
+			return nil, fmt.Errorf("renew_many: %s was not renewed: %.200s", key, one)
 		}
-		out[i], _ = number(one, `"revision":`) // an error reply has none: 0
 	}
 	return out, nil
 }
