@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unicode/utf8"
 )
 
 // Event names what a stored message did to its key. It is the value of the
@@ -175,6 +176,24 @@ func appendText(b []byte, name, text string) []byte {
 	return append(b, '"')
 }
 
+// maxMeta bounds a lease's meta, in bytes.
+const maxMeta = 512
+
+// isToken says whether s can be a key or a holder: 1 to 128 of A-Z a-z 0-9 _ -.
+func isToken(s string) bool {
+	if len(s) == 0 || len(s) > 128 {
+		return false
+	}
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
 // errForeign says that a message under the bucket is not one of ours.
 var errForeign = errors.New("not a record of this service")
 
@@ -185,22 +204,27 @@ func decodeRecord(key string, data []byte) (*Record, error) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("%w: %v", errForeign, err)
 	}
+	tomb := r.Event == Released || r.Event == Expired
+	stranger := r.Evicted && r.Holder == "" // the tombstone of a foreign record
 	switch {
 	case r.V < 1 || r.V > recordVersion:
 		return nil, fmt.Errorf("%w: version %d, this instance reads up to %d", errForeign, r.V, recordVersion)
 	case r.Key != key:
 		return nil, fmt.Errorf("%w: it names another key", errForeign)
-	case r.Holder == "" && !r.Evicted || r.Nonce == "" || r.AcquiredAt == 0 && !r.Evicted || r.WrittenAt == 0:
-		return nil, fmt.Errorf("%w: a member is missing", errForeign)
-	}
-	switch r.Event {
-	case Acquired, Renewed:
-		if r.TTL() < MinTTL || r.TTL() > MaxTTL {
-			return nil, fmt.Errorf("%w: ttl_ms %d is out of bounds", errForeign, r.TTLMillis)
-		}
-	case Released, Expired:
-	default:
+	case !tomb && r.Event != Acquired && r.Event != Renewed:
 		return nil, fmt.Errorf("%w: unknown event", errForeign)
+	case r.Nonce == "" || len(r.Nonce) > 64 || r.WrittenAt == 0 || r.AcquiredAt == 0 && !stranger:
+		return nil, fmt.Errorf("%w: a member is missing", errForeign)
+	case !stranger && (r.TTL() < MinTTL || r.TTL() > MaxTTL):
+		return nil, fmt.Errorf("%w: ttl_ms %d is out of bounds", errForeign, r.TTLMillis)
+	// Holders stand in subjects and in replies: as strict here as in a request,
+	// for anybody who may publish to the bucket can write a record.
+	case !stranger && !isToken(r.Holder), r.Previous != nil && !isToken(r.Previous.Holder):
+		return nil, fmt.Errorf("%w: its holder is none", errForeign)
+	case r.Previous != nil && r.Previous.Ended != EndedExpired && r.Previous.Ended != EndedReleased && r.Previous.Ended != EndedEvicted:
+		return nil, fmt.Errorf("%w: unknown end of the lease before", errForeign)
+	case len(r.Meta) > maxMeta || !utf8.ValidString(r.Meta):
+		return nil, fmt.Errorf("%w: its meta is none", errForeign)
 	}
 	return &r, nil
 }

@@ -122,7 +122,7 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 			if w.view.complete.Load() {
 				w.observe(key, meta.Sequence.Stream, msg)
 			}
-			if !w.view.confirm(key, meta.Sequence.Stream, meta.Timestamp, epoch) {
+			if isToken(key) && !w.view.confirm(key, meta.Sequence.Stream, meta.Timestamp, epoch) {
 				e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
 				w.view.delivered(e, ttl, epoch, now)
 			}
