@@ -160,6 +160,13 @@ func TestAlmostOurs(t *testing.T) {
 			continue
 		}
 		foreignRecord(t, c, name)
+		last := lastOf(t, c.nc, name).Seq
+		if r := c.call("evict", map[string]any{"key": name, "revision": last}); r.Kind != "released" || r.Revision != last {
+			t.Errorf("%s: evict: %s %s, revision %d", name, r.Kind, r.Error, r.Revision)
+		}
+		if r := c.grant(name, "B", time.Second); r.Revision <= last {
+			t.Errorf("%s: revision %d after %d", name, r.Revision, last)
+		}
 	}
 	for name, body := range map[string]string{"empty": "", "not-json": "{", "list": "[]", "null": "null", "not-utf8": "\xff\xfe"} {
 		h := nats.Header{"Dagnats-Lease-Event": []string{"acquired"}}
@@ -215,9 +222,21 @@ func TestDeletedByAStranger(t *testing.T) {
 			t.Errorf("%s: its tombstone lives %v only", name, ttl)
 		}
 	}
+	// Evicted: what a stranger put has no end, so the longest lease is waited for.
+	rev, err := kv.Put(t.Context(), "put", []byte("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := c.call("evict", map[string]any{"key": "put", "revision": rev}); r.Kind != "released" || r.Revision != rev {
+		t.Errorf("evict: %s %s, revision %d", r.Kind, r.Error, r.Revision)
+	}
+	c.want(c.owner("put"), "free")
+	if ttl := seconds(t, lastOf(t, c.nc, "put")); ttl < 599*time.Second {
+		t.Errorf("its tombstone lives %v only", ttl)
+	}
 	s.Kill()
 	s.Restart()
-	stayGone(c, []ended{{key: "del"}, {key: "purge"}}, time.Second)
+	stayGone(c, []ended{{key: "del"}, {key: "purge"}, {key: "put"}}, time.Second)
 }
 
 func seconds(t *testing.T, m *stored) time.Duration {
