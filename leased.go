@@ -56,6 +56,7 @@ type Service struct {
 
 	quick, slow chan struct{}
 	workers     *workers
+	helpers     chan struct{} // goroutines of renew_many
 	calls       sync.WaitGroup
 	callCtx     context.Context
 	abort       context.CancelCauseFunc // ends calls in flight
@@ -74,7 +75,7 @@ func Start(o Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger,
-		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers()}
+		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
 		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,

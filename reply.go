@@ -118,36 +118,53 @@ func (s *Service) listAnswer(leases []service.Lease, more bool, err error) (answ
 	return encode(kinds.Listed, body)
 }
 
-// renewManyAtOnce bounds the writes one renew_many has in flight.
-const renewManyAtOnce = 256
+// helpersOfRenewMany bounds the goroutines that all renew_many calls together have
+// besides their own.
+const helpersOfRenewMany = 256
 
 // renewMany renews the leases of r side by side and answers for each in order.
 func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
-	replies := make([]json.RawMessage, len(r.Leases))
-	counts := make([]kinds.Kind, len(r.Leases))
+	replies := make([]answer, len(r.Leases))
 	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(renewManyAtOnce, len(r.Leases)) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(r.Leases); i = int(next.Add(1)) - 1 {
-				p := r.Leases[i]
-				var a answer
-				err := s.safely("renew_many", func() (err error) {
-					a, err = leaseAnswer(s.leases.Renew(ctx, p.Key, r.Holder, p.Revision, r.TTL))
-					return err
-				})
-				if err != nil {
-					a, _ = errorAnswerOf(p.Key, err)
-				}
-				replies[i], counts[i] = a.body, a.kind
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < len(r.Leases); i = int(next.Add(1)) - 1 {
+			p := r.Leases[i]
+			err := s.safely("renew_many", func() (err error) {
+				replies[i], err = leaseAnswer(s.leases.Renew(ctx, p.Key, r.Holder, p.Revision, r.TTL))
+				return err
+			})
+			if err != nil {
+				replies[i], _ = errorAnswerOf(p.Key, err)
 			}
-		})
+		}
 	}
+	var wg sync.WaitGroup
+	for range len(r.Leases) - 1 {
+		select {
+		case s.helpers <- struct{}{}:
+			wg.Add(1)
+			s.workers.run(func() {
+				defer wg.Done()
+				defer func() { <-s.helpers }()
+				work()
+			})
+			continue
+		default:
+		}
+		break
+	}
+	work()
 	wg.Wait()
-	body, err := json.Marshal(struct {
-		Leases []json.RawMessage `json:"leases"`
-	}{replies})
-	return answer{counts: counts, body: body}, err
+
+	counts := make([]kinds.Kind, len(replies))
+	body := append(make([]byte, 0, 256*len(replies)), `{"leases":[`...)
+	for i, a := range replies {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body, counts[i] = append(body, a.body...), a.kind
+	}
+	return answer{counts: counts, body: append(body, "]}"...)}, nil
 }
 
 // forwardAnswer makes the reply of a forward, if it fits the connection.
