@@ -21,12 +21,17 @@ import (
 	"github.com/leased/leased/service/kinds"
 )
 
-// callFlags are the flags of every command that asks the service something.
-type callFlags struct {
+// serviceFlags say how to reach the lease service.
+type serviceFlags struct {
 	connFlags
-	JSON        bool   `name:"json" group:"service" help:"Print the service's reply as it came on the wire."`
 	APIPrefix   string `name:"api-prefix" group:"service" default:"${apiPrefix}" placeholder:"SUBJECT" help:"Subject of the calls (default ${apiPrefix})."`
 	EventPrefix string `name:"event-prefix" group:"service" default:"${eventPrefix}" placeholder:"SUBJECT" help:"Subject of events and inboxes (default ${eventPrefix})."`
+}
+
+// callFlags are the flags of every command that asks the service something.
+type callFlags struct {
+	serviceFlags
+	JSON bool `name:"json" group:"service" help:"Print the service's reply as it came on the wire."`
 }
 
 // caller is a connection to ask with.
@@ -35,7 +40,7 @@ type caller struct {
 	nc    *nats.Conn
 	flags callFlags
 	kong  *kong.Context
-	ctx   context.Context // ends at SIGINT or SIGTERM, and when NATS refuses a subject
+	ctx   context.Context // ends, with an *exitError, by INT, TERM, or when NATS refuses a subject
 }
 
 // with connects and runs do.
@@ -44,9 +49,7 @@ func (f callFlags) with(command *kong.Context, do func(*caller) error) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	nc, err := e.connect(ctx, "leased-cli", nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrPermissionViolation) {
@@ -57,32 +60,53 @@ func (f callFlags) with(command *kong.Context, do func(*caller) error) error {
 		return err
 	}
 	defer nc.Close()
-	c := &caller{
-		Client: client.New(nc, client.Options{Prefix: f.APIPrefix, EventPrefix: f.EventPrefix, Timeout: f.Timeout}),
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	go func() {
+		select {
+		case s := <-signals:
+			cancel(&exitError{exitSignal + int(s.(syscall.Signal)), fmt.Errorf("%v", s)})
+		case <-ctx.Done():
+		}
+	}()
+	return do(&caller{
+		// ask has a limit for each call.
+		Client: client.New(nc, client.Options{Prefix: f.APIPrefix, EventPrefix: f.EventPrefix, Timeout: time.Hour}),
 		nc:     nc, flags: f, kong: command, ctx: ctx,
-	}
-	return do(c)
+	})
+}
+
+// stopped is why the command is to end now, nil if it is not.
+func (c *caller) stopped() *exitError {
+	known, _ := errors.AsType[*exitError](context.Cause(c.ctx))
+	return known
 }
 
 // ask makes one call and returns the reply. extra is how long the service may
 // take on top of --timeout.
 func (c *caller) ask(call string, body any, extra time.Duration) (reply, error) {
+	return c.askUntil(c.ctx, call, body, extra)
+}
+
+// askUntil is ask that ends with ctx.
+func (c *caller) askUntil(ctx context.Context, call string, body any, extra time.Duration) (reply, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return reply{}, err
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, c.flags.Timeout+extra)
+	ctx, cancel := context.WithTimeout(ctx, c.flags.Timeout+extra)
 	defer cancel()
 	raw, _, err := c.Call(ctx, call, b)
 	if err != nil {
-		var known *exitError
+		stopped := c.stopped()
 		switch {
-		case errors.As(context.Cause(c.ctx), &known):
-			return reply{}, known
-		case c.ctx.Err() != nil:
-			return reply{}, &exitError{exitSignal + int(syscall.SIGINT), errors.New("interrupted")}
+		case stopped != nil:
+			return reply{}, stopped
 		case errors.Is(err, nats.ErrNoResponders):
 			return reply{}, &exitError{exitNoService, fmt.Errorf("no lease service listens on %s.%s", c.flags.APIPrefix, call)}
+		case errors.Is(err, nats.ErrMaxPayload):
+			return reply{}, usagef("%s: larger than NATS takes, %d bytes", call, c.nc.MaxPayload())
 		}
 		return reply{}, &exitError{exitNoService, fmt.Errorf("%s: %w", call, err)}
 	}
@@ -175,17 +199,7 @@ func (a *acquireCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
 		until := time.Now().Add(a.Wait)
 		for {
-			// In slices, so that a key granted to a caller that was interrupted is
-			// granted for a moment only where nobody asks for it.
-			slice := min(time.Second, max(0, time.Until(until))).Truncate(time.Millisecond)
-			body := map[string]any{"key": a.Key, "holder": a.Holder, "ttl_ms": a.TTL.Milliseconds()}
-			if slice > 0 {
-				body["wait_ms"] = slice.Milliseconds()
-			}
-			if a.Meta != "" {
-				body["meta"] = a.Meta
-			}
-			r, err := c.ask("acquire", body, slice)
+			r, err := a.once(c, until)
 			if err != nil {
 				return err
 			}
@@ -212,6 +226,42 @@ func (a *acquireCmd) Run(command *kong.Context) error {
 		}
 	})
 }
+
+// once asks once. It waits in slices, and for the answer also when it was told to
+// stop, so that a lease that was granted nevertheless can be given back.
+func (a *acquireCmd) once(c *caller, until time.Time) (reply, error) {
+	slice := min(time.Second, max(0, time.Until(until))).Truncate(time.Millisecond)
+	body := map[string]any{"key": a.Key, "holder": a.Holder, "ttl_ms": a.TTL.Milliseconds()}
+	if slice > 0 {
+		body["wait_ms"] = slice.Milliseconds()
+	}
+	if a.Meta != "" {
+		body["meta"] = a.Meta
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	defer context.AfterFunc(c.ctx, func() {
+		if last := slice + lastWord; c.stopped().code == exitNotPermitted {
+			cancel()
+		} else {
+			time.AfterFunc(last, cancel)
+		}
+	})()
+	r, err := c.askUntil(ctx, "acquire", body, slice)
+	stopped := c.stopped()
+	if err != nil || stopped == nil || slice == 0 {
+		return r, err
+	}
+	if r.Granted != nil && *r.Granted {
+		ctx, cancel := context.WithTimeout(context.Background(), lastWord)
+		defer cancel()
+		_, _ = c.askUntil(ctx, "release", map[string]any{"key": a.Key, "holder": a.Holder, "revision": r.Revision}, 0)
+	}
+	return reply{}, stopped
+}
+
+// lastWord is how long answers are awaited after we were told to stop.
+const lastWord = 250 * time.Millisecond
 
 // pairFlags name a lease as its holder knows it.
 type pairFlags struct {
@@ -419,15 +469,15 @@ func (a *watchCmd) Run(command *kong.Context) error {
 		}
 		for n := 0; a.Count == 0 || n < a.Count; n++ {
 			msg, err := sub.NextMsgWithContext(c.ctx)
-			var known *exitError
+			stopped := c.stopped()
 			switch {
 			case err == nil:
-			case errors.As(context.Cause(c.ctx), &known):
-				return known
-			case c.ctx.Err() != nil:
-				return nil // told to stop
-			default:
+			case stopped == nil:
 				return &exitError{exitNoService, err}
+			case stopped.code == exitNotPermitted:
+				return stopped
+			default:
+				return nil // that is how it ends
 			}
 			ch := change{Key: strings.TrimPrefix(msg.Subject, prefix), Event: msg.Header.Get("Dagnats-Lease-Event")}
 			_, _ = fmt.Sscan(msg.Header.Get(nats.JSSequence), &ch.Revision)

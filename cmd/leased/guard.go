@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,12 +19,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/alecthomas/kong"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 )
 
-// guardCmd is the process between "leased run" and the command it runs. It gets
+// A guard is the process between "leased run" and the command it runs. It gets
 // each deadline of the lease through a pipe and kills the command's process
 // group before the last one it got, or at once when the pipe ends: so the
 // command is dead in time also when its wrapper is stopped, killed or cut off.
@@ -32,19 +31,28 @@ import (
 //
 //	deadline N   the group must be dead at N (ns of the boot clock)
 //	signal N     send signal N to the group
-//	end          TERM now, KILL after grace or in time for the deadline
+//	end          the first signal now, KILL after grace or in time for the deadline
 //
 // Lines it writes to file 4:
 //
 //	started PID       the command runs in the process group PID
 //	failed CODE TEXT  it could not be started
+//	stopped N         the terminal stopped it with signal N
+//	ending            it gets the first signal, because of "end" or the deadline
 //	exit CODE         it ended (128+N after signal N)
 //	gone              nothing of its group is left
-type guardCmd struct {
-	Grace   time.Duration `required:""`
-	Margin  time.Duration `required:""`
-	Signal  int           `required:""`
-	Command []string      `arg:"" passthrough:""`
+type guard struct {
+	grace, margin time.Duration
+	first         syscall.Signal // instead of KILL, as long as there is time
+	report        *os.File
+	group         int
+
+	mu       sync.Mutex
+	deadline time.Duration // boot clock
+	endAt    time.Duration // KILL no later than this, 0: no end was asked for
+	ending   bool          // the first signal was sent
+	orphan   bool          // the wrapper is gone
+	wake     chan struct{}
 }
 
 const (
@@ -62,95 +70,132 @@ func bootNow() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// guard is a running guard.
-type guard struct {
-	guardCmd
-	report *os.File
-	group  int
-
-	mu       sync.Mutex
-	deadline time.Duration // boot clock
-	endAt    time.Duration // KILL no later than this, 0: no end was asked for
-	termed   bool
-	wake     chan struct{}
+// guardArgs are the arguments of a process that runs g's guard.
+func guardArgs(grace, margin time.Duration, first syscall.Signal, foreground bool, command []string) []string {
+	return append([]string{"guard", grace.String(), margin.String(), strconv.Itoa(int(first)), strconv.FormatBool(foreground)}, command...)
 }
 
-func (g *guardCmd) Run(_ *kong.Context) error {
-	// The wrapper decides what signals mean; only the pipe ends a guard. They are
-	// caught and not ignored, because the command would inherit that.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTTOU, syscall.SIGTTIN, syscall.SIGTSTP, syscall.SIGPIPE)
-	if len(g.Command) > 0 && g.Command[0] == "--" {
-		g.Command = g.Command[1:]
-	}
+// runGuard is the guard's process; args are those of guardArgs.
+func runGuard(args []string) int {
 	control, report := os.NewFile(controlFile, "control"), os.NewFile(reportFile, "report")
-	if _, err := control.Stat(); err != nil {
-		return usagef("guard: for use by leased run only")
+	if _, err := control.Stat(); err != nil || len(args) < 5 {
+		fmt.Fprintln(os.Stderr, "leased: guard: for use by leased run only")
+		return exitUsage
 	}
 	syscall.CloseOnExec(controlFile)
 	syscall.CloseOnExec(reportFile)
-	r := &guard{guardCmd: *g, report: report, wake: make(chan struct{}, 1)}
-	return r.run(control)
+	// The wrapper decides what signals mean; only the pipe ends a guard. They are
+	// caught and not ignored, because the command would inherit that.
+	catch(make(chan os.Signal, 1), append(runSignals, syscall.SIGTTOU, syscall.SIGTTIN, syscall.SIGTSTP, syscall.SIGPIPE)...)
+
+	g := &guard{report: report, wake: make(chan struct{}, 1)}
+	var errs [4]error
+	var first int
+	var foreground bool
+	g.grace, errs[0] = time.ParseDuration(args[0])
+	g.margin, errs[1] = time.ParseDuration(args[1])
+	first, errs[2] = strconv.Atoi(args[2])
+	foreground, errs[3] = strconv.ParseBool(args[3])
+	if err := errors.Join(errs[:]...); err != nil {
+		g.say("failed %d guard: %v", exitBefore, err)
+		return exitUsage
+	}
+	g.first = syscall.Signal(first)
+	g.run(control, args[4:], foreground)
+	return exitOK
+}
+
+// catch is signal.Notify for those that are not ignored, as under nohup.
+func catch(c chan<- os.Signal, signals ...os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
 }
 
 func (g *guard) say(format string, args ...any) {
 	fmt.Fprintf(g.report, format+"\n", args...) // a wrapper that is gone needs no report
 }
 
-func (g *guard) run(control io.Reader) error {
+func (g *guard) run(control io.Reader, command []string, foreground bool) {
 	lines := bufio.NewScanner(control)
-	if !lines.Scan() || !g.obey(lines.Text()) || g.deadline <= bootNow() {
+	if !lines.Scan() || !g.obey(lines.Text()) || g.late() {
 		g.say("failed %d the lease was over before the command was started", exitLost)
-		return nil
+		return
 	}
 	becomeReaper()
 	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
-	cmd := exec.Command(g.Command[0], g.Command[1:]...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = childAttr(term.IsTerminal(int(os.Stdin.Fd())))
+	cmd.SysProcAttr = childAttr(foreground)
 	if err := cmd.Start(); err != nil {
-		code := 126
-		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
-			code = 127
-		}
-		g.say("failed %d %s", code, strings.ReplaceAll(err.Error(), "\n", " "))
-		return nil
+		g.say("failed %d %s", cannotStart(err), strings.ReplaceAll(err.Error(), "\n", " "))
+		return
 	}
 	g.group = cmd.Process.Pid
 	g.say("started %d", g.group)
 
 	ended := make(chan int, 1)
-	go func() {
-		_ = cmd.Wait()
-		code := cmd.ProcessState.ExitCode()
-		if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && s.Signaled() {
-			code = exitSignal + int(s.Signal())
-		}
-		ended <- code
-	}()
+	go g.reap(ended)
 	go func() {
 		for lines.Scan() {
 			g.obey(lines.Text())
 		}
 		g.kill(syscall.SIGKILL) // the wrapper is gone
 		g.mu.Lock()
-		g.endAt = 1
+		g.endAt, g.orphan = 1, true
 		g.mu.Unlock()
 		g.stir()
 	}()
 
-	for {
+	for len(ended) == 0 {
+		g.tick()
 		select {
 		case code := <-ended:
-			// What the command left behind in its group must not outlive it.
-			g.say("exit %d", code)
-			g.finish()
-			g.say("gone")
-			return nil
+			ended <- code
 		case <-g.wake:
 		case <-time.After(g.next()):
 		}
-		g.tick()
+	}
+	g.say("exit %d", <-ended)
+	g.finish()
+	g.say("gone")
+	if g.orphan { // nobody else is left to tidy up
+		file := os.Getenv("LEASE_FILE")
+		_ = os.Remove(file)
+		_ = os.Remove(filepath.Dir(file))
+	}
+}
+
+// cannotStart is the exit code for a command that could not be started.
+func cannotStart(err error) int {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return 127
+	}
+	return 126
+}
+
+// reap takes the end of the command, and of every orphan that became a child of
+// this process.
+func (g *guard) reap(ended chan<- int) {
+	for {
+		var s syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &s, syscall.WUNTRACED, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR) || err == nil && pid != g.group:
+		case err != nil:
+			return // the command was the last
+		case s.Stopped():
+			if n := s.StopSignal(); n == syscall.SIGTSTP || n == syscall.SIGTTIN || n == syscall.SIGTTOU {
+				g.say("stopped %d", n)
+			}
+		case s.Signaled():
+			ended <- exitSignal + int(s.Signal())
+		default:
+			ended <- s.ExitStatus()
+		}
 	}
 }
 
@@ -167,16 +212,20 @@ func (g *guard) obey(line string) bool {
 	case word == "signal" && err == nil:
 		g.kill(syscall.Signal(n))
 	case word == "end":
-		g.mu.Lock()
-		if g.endAt == 0 {
-			g.endAt = bootNow() + g.Grace
-		}
-		g.mu.Unlock()
+		g.end()
 		g.stir()
 	default:
 		return false
 	}
 	return true
+}
+
+func (g *guard) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.endAt == 0 {
+		g.endAt = bootNow() + g.grace
+	}
 }
 
 func (g *guard) stir() {
@@ -188,12 +237,20 @@ func (g *guard) stir() {
 
 // times says when to send the first signal and when to kill.
 func (g *guard) times() (soft, hard time.Duration) {
-	hard = g.deadline - g.Margin
-	soft = hard - g.Grace
+	hard = g.deadline - g.margin
+	soft = hard - g.grace
 	if g.endAt != 0 {
 		soft, hard = 0, min(hard, g.endAt)
 	}
 	return soft, hard
+}
+
+// late says that it is too late to start.
+func (g *guard) late() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	soft, _ := g.times()
+	return bootNow() >= soft
 }
 
 // next is how long to sleep: never long, for the machine may.
@@ -202,28 +259,35 @@ func (g *guard) next() time.Duration {
 	defer g.mu.Unlock()
 	soft, hard := g.times()
 	until := hard
-	if !g.termed {
+	if !g.ending {
 		until = soft
 	}
 	return min(max(until-bootNow(), time.Millisecond), 100*time.Millisecond)
 }
 
-// tick does what is due.
-func (g *guard) tick() {
+// tick does what is due, and says whether that was to kill.
+func (g *guard) tick() bool {
 	g.mu.Lock()
 	soft, hard := g.times()
 	now := bootNow()
-	first := now >= soft && !g.termed
-	if first {
-		g.termed = true
-	}
+	first := now >= soft && !g.ending
+	g.ending = g.ending || first
 	g.mu.Unlock()
-	switch {
-	case now >= hard:
-		g.kill(syscall.SIGKILL)
-	case first:
-		g.kill(syscall.Signal(g.Signal))
+	if first {
+		g.say("ending")
+		g.ask()
 	}
+	if now < hard {
+		return false
+	}
+	g.kill(syscall.SIGKILL)
+	return true
+}
+
+// ask sends the first signal, and lets those that are stopped take it.
+func (g *guard) ask() {
+	g.kill(g.first)
+	g.kill(syscall.SIGCONT)
 }
 
 func (g *guard) kill(s syscall.Signal) {
@@ -232,36 +296,35 @@ func (g *guard) kill(s syscall.Signal) {
 	}
 }
 
-// finish ends what is left of the group: TERM, then KILL, until nothing is.
+// finish ends what the command left behind in its group: the first signal, then
+// KILL, until nothing lives.
 func (g *guard) finish() {
-	g.mu.Lock()
-	if g.endAt == 0 {
-		g.endAt = bootNow() + g.Grace
+	if !alive(g.group) {
+		return
 	}
+	g.end()
+	g.mu.Lock()
+	g.ending = true
 	g.mu.Unlock()
-	for first := true; ; first = false {
-		reap(g.group)
-		if errors.Is(syscall.Kill(-g.group, 0), syscall.ESRCH) {
+	g.ask()
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		killed := g.tick()
+		if !alive(g.group) || killed && !livesOn(g.group) {
 			return
 		}
-		if first {
-			g.mu.Lock()
-			g.termed = true
-			g.mu.Unlock()
-			g.kill(syscall.Signal(g.Signal))
-			g.kill(syscall.SIGCONT)
-		}
-		g.tick()
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 
-// reap takes the exit codes of orphans of the group, so that it can be empty.
-func reap(group int) {
-	for {
-		pid, err := syscall.Wait4(-group, nil, syscall.WNOHANG, nil)
-		if pid <= 0 || err != nil {
+// alive tells whether a process group has a member, a zombie too.
+func alive(group int) bool { return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) }
+
+// killGroup kills a process group until nothing of it lives.
+func killGroup(group int) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		if errors.Is(syscall.Kill(-group, syscall.SIGKILL), syscall.ESRCH) || !livesOn(group) {
 			return
 		}
+		time.Sleep(pause)
 	}
 }

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -8,18 +12,31 @@ import (
 
 const bootClock = unix.CLOCK_BOOTTIME
 
+// ownProgram is the program of this process, also when its file was replaced.
+const ownProgram = "/proc/self/exe"
+
 // becomeReaper makes orphans of the command children of this process.
 func becomeReaper() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
 // childAttr puts the command into a process group of its own, in the foreground
-// if there is a terminal, and ties its life to the guard's.
-func childAttr(terminal bool) *syscall.SysProcAttr {
-	a := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if terminal {
-		a.Foreground, a.Ctty = true, 0
-	}
-	return a
+// of the terminal on request, and ties its life to the guard's.
+func childAttr(foreground bool) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Foreground: foreground, Pdeathsig: syscall.SIGKILL}
 }
 
-// guardAttr keeps the guard out of reach of what is sent to the wrapper's group.
-func guardAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+// livesOn tells whether a process group that was killed has a member that is not
+// a zombie: one whose parent left the group may never be reaped.
+func livesOn(group int) bool {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, stat := range stats {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			continue // it has ended
+		}
+		_, after, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
+		if f := strings.Fields(after); len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {
+			return true
+		}
+	}
+	return len(stats) == 0 && alive(group)
+}

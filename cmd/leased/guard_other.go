@@ -10,14 +10,12 @@ import (
 
 const bootClock = unix.CLOCK_MONOTONIC
 
+const ownProgram = ""
+
 func becomeReaper() {}
 
-func childAttr(terminal bool) *syscall.SysProcAttr {
-	a := &syscall.SysProcAttr{Setpgid: true}
-	if terminal {
-		a.Foreground, a.Ctty = true, 0
-	}
-	return a
+func childAttr(foreground bool) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Foreground: foreground}
 }
 
-func guardAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func livesOn(group int) bool { return alive(group) }

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/alecthomas/kong"
 
@@ -31,7 +32,6 @@ type commands struct {
 	Watch   watchCmd   `cmd:"" help:"Print changes as they happen, as NDJSON."`
 	Evict   evictCmd   `cmd:"" help:"Free a key whoever holds it."`
 	Fence   fenceCmd   `cmd:"" help:"What an operator does to revisions."`
-	Guard   guardCmd   `cmd:"" hidden:""`
 	Version versionCmd `cmd:"" help:"Say what this binary is made of."`
 }
 
@@ -48,9 +48,19 @@ func main() {
 // run is the program: it parses args, runs the command they name and returns
 // the exit code. Errors go to stderr.
 func run(args []string) int {
-	parser, err := newParser(&commands{})
+	if len(args) > 0 && args[0] == "guard" {
+		return runGuard(args[1:])
+	}
+	var c commands
+	parser, err := newParser(&c)
 	if err != nil {
 		panic(err) // a tag of a command's flags is wrong
+	}
+	if len(args) > 0 && (args[0] == "run" || args[0] == "lock") {
+		// The parser takes a time quadratic in the number of arguments.
+		if i := slices.Index(args, "--"); i >= 0 {
+			args, c.Run.rest = args[:i], args[i:]
+		}
 	}
 	command, err := parser.Parse(args)
 	if err != nil {

@@ -20,18 +20,27 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// asLeased makes this test binary be leased itself: the processes that the
-// tests start are the program as it is, built with the tests' own flags.
-const asLeased = "LEASED_TEST_BE_LEASED"
-
+// TestMain makes this test binary be leased itself when it is called so: the
+// processes that the tests start are the program as it is, built with the tests'
+// own flags.
 func TestMain(m *testing.M) {
-	if os.Getenv(asLeased) != "" {
-		os.Unsetenv(asLeased)
-		os.Exit(run(os.Args[1:]))
+	testscript.Main(m, map[string]func(){
+		"leased": main,
+		"child":  child,
+	})
+}
+
+// leasedCommand is leased, not yet started.
+func leasedCommand(t testing.TB, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	os.Exit(m.Run())
+	return &exec.Cmd{Path: self, Args: append([]string{"leased"}, args...), Env: env}
 }
 
 // patience is how long a test waits for what must happen.
@@ -45,7 +54,7 @@ func cleanEnv(t *testing.T, env ...string) []string {
 	kept := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "NATS_") || strings.HasPrefix(v, "XDG_") || strings.HasPrefix(v, "HOME=") || strings.HasPrefix(v, "NOTIFY_SOCKET=")
 	})
-	return append(append(kept, asLeased+"=1", "HOME="+home, "XDG_CONFIG_HOME="+filepath.Join(home, "config")), env...)
+	return append(append(kept, "HOME="+home, "XDG_CONFIG_HOME="+filepath.Join(home, "config")), env...)
 }
 
 // process is a leased that runs as a child.
@@ -62,12 +71,7 @@ type process struct {
 // start runs leased with args; it is killed when the test ends.
 func start(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &process{t: t, cmd: exec.Command(self, args...), exited: make(chan struct{}), more: make(chan struct{})}
-	p.cmd.Env = env
+	p := &process{t: t, cmd: leasedCommand(t, env, args...), exited: make(chan struct{}), more: make(chan struct{})}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
@@ -179,12 +183,7 @@ func (p *process) signal(s os.Signal) {
 // runs runs leased to its end.
 func runs(t *testing.T, env []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = env
+	cmd := leasedCommand(t, env, args...)
 	var o, e bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &o, &e
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {

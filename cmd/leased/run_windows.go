@@ -1,10 +1,8 @@
 package main
 
-// runCmd and guardCmd need process groups and signals.
-type runCmd struct{}
+// runCmd needs process groups and signals.
+type runCmd struct{ rest []string }
 
 func (runCmd) Run() error { return usagef("leased run: not available on Windows") }
 
-type guardCmd struct{}
-
-func (guardCmd) Run() error { return usagef("guard: not available on Windows") }
+func runGuard([]string) int { return exitUsage }
