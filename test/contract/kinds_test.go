@@ -295,7 +295,7 @@ func busy(t *testing.T) *rig {
 	waiting := []*nats.Msg{<-asked, <-asked}
 	atOnce := func(call string, body any) {
 		t.Helper()
-		if got := r.want(kinds.Busy, call, body); got.took() > 100*time.Millisecond {
+		if got := r.want(kinds.Busy, call, body); got.took() > time.Second {
 			t.Errorf("%s: busy came after %v", call, got.took())
 		}
 	}
@@ -415,7 +415,7 @@ func noAnswer(t *testing.T) *rig {
 			switch {
 			case err != nil:
 				t.Error(err)
-			case got.kind != kinds.Unavailable || got.took() > 5*time.Second:
+			case got.kind != kinds.Unavailable || got.took() > 6*time.Second:
 				t.Errorf("%s without an answer from JetStream: %s after %v: %s", call, got.kind, got.took(), got.raw)
 			}
 		})
@@ -447,7 +447,7 @@ func unknown(t *testing.T) *rig {
 			switch {
 			case err != nil:
 				t.Error(err)
-			case got.kind != kinds.Unknown || got.took() > 5*time.Second:
+			case got.kind != kinds.Unknown || got.took() > 6*time.Second:
 				t.Errorf("%s without a verdict: %s after %v: %s", call, got.kind, got.took(), got.raw)
 			}
 		})
@@ -472,7 +472,7 @@ func unknown(t *testing.T) *rig {
 
 	// evict reads before it writes, so it is the verdict alone that is to be lost.
 	relay.DropNext(testnats.PubAck(bucketStream), testnats.Blackhole)
-	if got := r.want(kinds.Unknown, "evict", request{Key: "evicted", Revision: evicted.Revision}); got.took() > 5*time.Second {
+	if got := r.want(kinds.Unknown, "evict", request{Key: "evicted", Revision: evicted.Revision}); got.took() > 6*time.Second {
 		t.Errorf("evict without a verdict: after %v", got.took())
 	}
 	relay.Set(testnats.Pass)
