@@ -45,7 +45,6 @@ func header(name, value string) func(*Entry) {
 func ends(rev uint64) func(*Entry)        { return func(e *Entry) { e.Record.Revision = rev } }
 func nonce(n string) func(*Entry)         { return func(e *Entry) { e.Record.Nonce = n } }
 func ttlMillis(n int64) func(*Entry)      { return func(e *Entry) { e.Record.TTLMillis = n } }
-func key(k string) func(*Entry)           { return func(e *Entry) { e.Key, e.Record.Key = k, k } }
 func acquiredAt(t time.Time) func(*Entry) { return func(e *Entry) { e.Record.AcquiredAt = t } }
 func horizonAt(at int64) func(*Entry) {
 	return func(e *Entry) { e.Record.Horizon, e.Record.WrittenAt = wall(at), wall(e.Seen/ms) }
@@ -55,7 +54,6 @@ func replyAcquired(t time.Time) option { return func(o *Op) { o.Got.Acquired = t
 func left(d time.Duration) option      { return func(o *Op) { o.Got.Left = d } }
 func onKey(k string, o Op) Op          { o.Key = k; return o }
 func bogus(o Op) Op                    { o.Bogus = true; return o }
-func by(client int, o Op) Op           { o.Client = client; return o }
 func longTTL(d time.Duration, o Op) Op { o.TTL, o.Got.TTL = d, d; return o }
 func waits(d time.Duration, o Op) Op   { o.Wait = d; return o }
 func with(o Op, opts ...option) Op {

@@ -59,7 +59,11 @@ func init() {
 func buildShifted(t testing.TB, out, pkg, dir string, flags ...string) {
 	t.Helper()
 	tmp := t.TempDir()
-	std := filepath.Join(runtime.GOROOT(), "src", "time", "time.go")
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	std := filepath.Join(strings.TrimSpace(string(root)), "src", "time", "time.go")
 	src, err := os.ReadFile(std)
 	if err != nil {
 		t.Fatal(err)

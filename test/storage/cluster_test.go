@@ -364,11 +364,10 @@ func TestRenewalsAtTheEdge(t *testing.T) {
 		atEdge = 1500 // of them in the last 50 ms, or later
 	)
 	cl := testnats.ChildCluster(t, 3, testnats.ChildOptions{})
-	var ins []*instance
 	for i := range 2 {
 		in, stop := serveUntil(t, cl.Servers[i].URL, replicas(3))
 		defer stop()
-		ins = append(ins, in.waitReady(t))
+		in.waitReady(t)
 	}
 	cl.SetRouteDelay(2 * time.Millisecond)
 
