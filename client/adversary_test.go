@@ -19,7 +19,7 @@ import (
 // a holder, and whenever a Hold begins, every Hold of another holder must have
 // ended. LEASED_SEEDS sets the number of seeds.
 func TestNoTwoHoldersActAtOnce(t *testing.T) {
-	seeds := 1500
+	seeds := 600
 	if testing.Short() {
 		seeds = 200
 	}

@@ -236,6 +236,7 @@ func TestHold(t *testing.T) {
 
 	inBubble(t, "a pause is seen by Check before any timer fires", func(t *testing.T, w *world) {
 		h, _ := hold(t, w, HoldOptions{})
+		synctest.Wait() // the next renewal is planned
 		h.mu.Lock()
 		h.claim.until = time.Now() // as if we had slept until now, timers included
 		h.mu.Unlock()

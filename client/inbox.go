@@ -194,6 +194,9 @@ func (in *Inbox) drain(ctx context.Context, s *served) error {
 	}
 	n := s.taken
 	in.mu.Unlock()
+	if n == 0 {
+		return nil
+	}
 	select {
 	case <-s.idle:
 		return nil

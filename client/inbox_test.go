@@ -116,6 +116,7 @@ func TestInbox(t *testing.T) {
 		in, _ := c.Inbox("me", InboxOptions{})
 		h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
 		_ = in.Serve(h, func(context.Context, Request) []byte { return nil })
+		synctest.Wait() // the next renewal is planned
 		h.mu.Lock()
 		h.claim.until = time.Now() // as after a pause
 		h.mu.Unlock()
