@@ -266,11 +266,11 @@ func wholeLife(t *testing.T, by at, seen []at, key string, before func()) {
 	t.Helper()
 	const ttl = 3 * time.Second
 	l := by.grant(key, "A", ttl)
-	if ahead := l.Expires.Sub(l.got.Add(ttl)); ahead > 50*time.Millisecond || ahead < -500*time.Millisecond {
-		t.Errorf("%s: expires_at is off by %v", key, ahead)
+	if late, early := l.Expires.Sub(l.got.Add(ttl)), l.sent.Add(ttl).Sub(l.Expires); late > 50*time.Millisecond || early > 500*time.Millisecond {
+		t.Errorf("%s: expires_at is %v too late or %v too early", key, late, early)
 	}
-	if left := time.Duration(l.Left) * time.Millisecond; left > ttl || left < ttl-500*time.Millisecond {
-		t.Errorf("%s: left_ms says %v", key, left)
+	if left := time.Duration(l.Left) * time.Millisecond; left > ttl || left < ttl-l.got.Sub(l.sent)-50*time.Millisecond {
+		t.Errorf("%s: left_ms says %v after %v", key, left, l.got.Sub(l.sent))
 	}
 	if m := lastOf(t, by.nc, key); m == nil || seconds(t, m) != ttl {
 		t.Errorf("%s: stored with another TTL: %+v", key, m)

@@ -170,6 +170,31 @@ func TestForbiddenBucket(t *testing.T) {
 	})
 }
 
+// TestNoPlaceForTheBucket: where another stream has the subjects, none is made
+// and the reason is told.
+func TestNoPlaceForTheBucket(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	c := callerOn(t, n.URL)
+	create(t, c.nc, map[string]any{"name": "other", "subjects": []string{"$KV.>"}, "num_replicas": 1})
+	in := serve(t, n.URL)
+	for _, r := range callAll(t, c) {
+		if r.Kind != "unavailable" || !strings.Contains(r.Error, "overlap") {
+			t.Errorf("%s: %s: %s", r.Key, r.Kind, r.Error)
+		}
+	}
+	var s stream
+	if err := api(c.nc, "STREAM.INFO.other", nil, &s); err != nil || s.State.Messages != 0 {
+		t.Errorf("written to the other stream: %+v %v", s.State, err)
+	}
+	// Once there is place it is taken.
+	if err := api(c.nc, "STREAM.DELETE.other", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	in.waitReady(t)
+	c.grant("k", "A", time.Second)
+}
+
 // callAll makes one call of each endpoint; the name of the endpoint is in Key.
 func callAll(t *testing.T, c *caller) []reply {
 	t.Helper()
@@ -217,14 +242,14 @@ func TestForbiddenEdit(t *testing.T) {
 			}
 			edited := time.Now()
 			var refused reply
-			testnats.Eventually(t, 5*time.Second, func() bool {
+			testnats.Eventually(t, 10*time.Second, func() bool {
 				refused = call.acquire("k", "A", time.Second)
 				return refused.Kind != "granted"
 			}, "still grants")
 			if refused.Kind != "unavailable" || !strings.Contains(refused.Error, c.field) || !strings.Contains(in.bucket(), c.field) {
 				t.Errorf("got %s: %s; readiness %q", refused.Kind, refused.Error, in.bucket())
 			}
-			if took := time.Since(edited); took > 4*time.Second {
+			if took := time.Since(edited); took > 6*time.Second {
 				t.Errorf("noticed after %v", took)
 			}
 			last := bucketOf(t, call.nc).State.LastSeq
@@ -277,7 +302,7 @@ func TestHarmlessEdit(t *testing.T) {
 			if err := update(call.nc, c.change); err != nil {
 				t.Fatal(err)
 			}
-			testnats.Eventually(t, 6*time.Second, func() bool { return slices.Equal(in.warnings(), c.warn) },
+			testnats.Eventually(t, 10*time.Second, func() bool { return slices.Equal(in.warnings(), c.warn) },
 				"warnings: ", late(func() string { return strings.Join(in.warnings(), " ") }))
 			if len(in.failing()) > 0 {
 				t.Errorf("not ready: %v", in.failing())

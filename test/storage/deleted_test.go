@@ -238,6 +238,44 @@ func TestBucketDeletedTwice(t *testing.T) {
 	}
 }
 
+// TestBucketDeletedWhilePaused: an instance that stood still while the bucket
+// was deleted and made again wakes up with all that it knew of the old one.
+func TestBucketDeletedWhilePaused(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	sleeper := testnats.Leased(t, "serve", "--server", n.URL, "--http-listen", "", "--api-prefix", "sleeper")
+	in := serve(t, n.URL, apiPrefix("other")).waitReady(t)
+	nc := testnats.Connect(t, n.URL)
+	asleep, other := at{t, nc, "sleeper"}, at{t, nc, "other"}
+	const ttl = 8 * time.Second
+	held := asleep.grant("k", "A", ttl)
+	end := held.sent.Add(ttl)
+	testnats.Eventually(t, 5*time.Second, func() bool { return in.highest() >= held.Revision }, "the other instance does not see it")
+	sleeper.Pause()
+	deleteBucket(t, nc)
+	testnats.Eventually(t, 5*time.Second, func() bool { return strings.HasPrefix(in.bucket(), "waiting") }, late(in.bucket))
+	sleeper.Resume()
+	kinds := map[string]int{}
+	for i := 0; time.Now().Before(end); i++ {
+		for _, a := range []at{asleep, other} {
+			for _, key := range []string{"k", fmt.Sprintf("new-%d", i)} {
+				r := a.acquire(key, "B", time.Second)
+				kinds[r.Kind]++
+				if r.Kind == "granted" && r.got.Before(end) {
+					t.Fatalf("%s granted %s, %v before the end of A's lease", a.prefix, key, end.Sub(r.got))
+				}
+			}
+		}
+		// Its own lease is not in this bucket.
+		if r := asleep.renew(held, ttl); r.Kind == "renewed" {
+			t.Fatalf("renewed with revision %d in another bucket", r.Revision)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Log(kinds)
+	asleep.grant("k", "B", time.Second)
+}
+
 // TestStoreCopiedBack: a store that is put back by hand under running instances
 // is found out by their memory, and deleting that bucket does not make them
 // forget what they granted in it.
