@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -321,4 +322,39 @@ func TestMessagesOnTheEventSubject(t *testing.T) {
 	if r := c.owner("k"); r.Kind != "held" || r.Revision != renewed.Revision {
 		t.Errorf("owner: %s, revision %d", r.Kind, r.Revision)
 	}
+}
+
+// TestForgedAdvisories: anybody may say that the bucket was deleted; it costs a
+// look, and the calls go on.
+func TestForgedAdvisories(t *testing.T) {
+	t.Parallel()
+	n := testnats.Server(t)
+	in := serve(t, n.URL).waitReady(t)
+	c := callerOn(t, n.URL)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			for _, what := range []string{"DELETED", "CREATED", "RESTORE_CREATE"} {
+				_ = c.nc.Publish("$JS.EVENT.ADVISORY.STREAM."+what+".KV_leases", []byte("{}"))
+			}
+		}
+	})
+	var count tally
+	for i, end := 0, time.Now().Add(3*time.Second); time.Now().Before(end); i++ {
+		count.add(c.acquire(fmt.Sprintf("k-%d", i), "A", time.Second).Kind)
+		time.Sleep(5 * time.Millisecond)
+	}
+	close(done)
+	wg.Wait()
+	t.Log(&count)
+	if granted, refused := count.get("granted"), count.get("unavailable"); refused > granted/5 {
+		t.Errorf("%d granted, %d refused", granted, refused)
+	}
+	in.waitReady(t)
 }
