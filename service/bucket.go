@@ -88,8 +88,9 @@ type keeper struct {
 	// alarm is when there was reason to think that the bucket is another one or
 	// went back, in the view's local time; 0: none. Nothing is granted until a
 	// look that began after it. proof says that it went back for certain.
-	alarm atomic.Int64
-	proof atomic.Bool
+	alarm  atomic.Int64
+	hinted atomic.Int64 // when an advisory last raised it
+	proof  atomic.Bool
 }
 
 const (
@@ -159,6 +160,20 @@ func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
 	}
 	return nil // an ack is better proof of life than the last look
 }
+
+// hint is told of an advisory that the bucket was deleted. Anybody can publish
+// one, so it stops grants at most once in a while.
+func (k *keeper) hint() {
+	now := k.view.local(time.Now())
+	if last := k.hinted.Load(); last != 0 && now-last < int64(hintEvery) || !k.hinted.CompareAndSwap(k.hinted.Load(), now) {
+		k.look()
+		return
+	}
+	k.raise()
+}
+
+// hintEvery is how often an advisory may stop grants until the look after it.
+const hintEvery = 5 * time.Second
 
 // raise stops all grants until the bucket has been looked at.
 func (k *keeper) raise() {
@@ -242,7 +257,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	if !k.js.nc.IsConnected() {
 		return k.noAnswer("not connected to NATS")
 	}
-	ai, err := k.js.account(ctx)
+	ai, err := k.account(ctx)
 	known := k.created.Load() != 0
 	switch code := codeOf(err); {
 	case code == codeNoJetStream:
@@ -264,7 +279,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		k.asked = true
 	}
 	issued := k.view.highest.Load() // before the look: what was acked by then must show
-	si, err := k.js.info(ctx)
+	si, err := k.info(ctx)
 	if errors.Is(err, ErrNoBucket) {
 		k.missing(ctx)
 		if reason := tooOld(k.js.nc.ConnectedServerVersion()); reason != "" {
@@ -274,7 +289,7 @@ func (k *keeper) judge(ctx context.Context) *Health {
 			return k.noAnswer("the bucket cannot be made: " + err.Error())
 		}
 		issued = k.view.highest.Load()
-		si, err = k.js.info(ctx)
+		si, err = k.info(ctx)
 	}
 	if err != nil {
 		return k.noAnswer(err.Error())
@@ -284,6 +299,22 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		return k.noAnswer("writes to the bucket get no answer; is this user allowed to publish on " + k.js.put + ">?")
 	}
 	return h
+}
+
+// lookTimeout bounds one request of a look: one that was sent while nobody led is
+// never answered, and a leader is usually back before the next.
+const lookTimeout = 700 * time.Millisecond
+
+func (k *keeper) account(ctx context.Context) (*accountInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	return k.js.account(ctx)
+}
+
+func (k *keeper) info(ctx context.Context) (*streamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	return k.js.info(ctx)
 }
 
 // mayWrite proves, once a connection, that this user may write to the bucket:

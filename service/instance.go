@@ -82,7 +82,7 @@ func Open(o Options) (*Instance, error) {
 	}
 	// Hints only: the bucket is looked at on a timer too.
 	for _, what := range []string{"DELETED", "RESTORE_CREATE"} {
-		if _, err := o.Store.Subscribe("$JS.EVENT.ADVISORY.STREAM."+what+"."+StreamName, func(*nats.Msg) { k.raise() }); err != nil {
+		if _, err := o.Store.Subscribe("$JS.EVENT.ADVISORY.STREAM."+what+"."+StreamName, func(*nats.Msg) { k.hint() }); err != nil {
 			stop()
 			return nil, err
 		}
