@@ -88,6 +88,18 @@ func (r *Run) quiet(start, end int64) bool {
 	return true
 }
 
+// sluggish is how slow the machine was around [start, end]: the longest that a
+// plain read took. Promises of a time are held to what a loaded machine can keep.
+func (r *Run) sluggish(start, end int64) (d time.Duration) {
+	for i := range r.Ops {
+		op := &r.Ops[i]
+		if op.Call == Owner && op.End >= start-int64(time.Second) && op.Start <= end+int64(time.Second) {
+			d = max(d, time.Duration(op.End-op.Start))
+		}
+	}
+	return d
+}
+
 // clockFault says whether a server's clock was moved at all: leases that end by
 // the server's clock are then not held to the test's.
 func (r *Run) clockFault() bool {
@@ -682,7 +694,7 @@ func checkForwards(r *Run) (vs []Violation) {
 				bad("reply names revision %d, the attempt had fence %d", op.Got.Rev, fence)
 			}
 			vs = append(vs, r.checkFence(op, d, fence)...)
-			if by := op.Start + int64(op.Timeout) + int64(forwardSlack); d.At > by && r.quiet(op.Start, d.At) {
+			if by := op.Start + int64(op.Timeout) + int64(forwardSlack); d.At > by && r.quiet(op.Start, d.At) && d.At > by+2*int64(r.sluggish(op.Start, d.At)) {
 				vs = append(vs, Violation{"I14", op.Key, fmt.Sprintf("an attempt %.1f ms after the call was over: %v", float64(d.At-by)/1e6, op)})
 			}
 		}
@@ -738,7 +750,7 @@ const forwardSlack = 250 * time.Millisecond
 func checkBounded(r *Run) (vs []Violation) {
 	for i := range r.Ops {
 		op := &r.Ops[i]
-		if op.Call == Forward && op.End-op.Start > int64(op.Timeout+forwardSlack) && r.quiet(op.Start, op.End) {
+		if over := op.End - op.Start - int64(op.Timeout+forwardSlack); op.Call == Forward && over > 0 && r.quiet(op.Start, op.End) && over > 2*int64(r.sluggish(op.Start, op.End)) {
 			vs = append(vs, Violation{"I14", op.Key, fmt.Sprintf("took %v of %v: %v", time.Duration(op.End-op.Start), op.Timeout, op)})
 		}
 	}
@@ -819,7 +831,7 @@ func checkEvents(r *Run) (vs []Violation) {
 				if !ends && told[prev.Seq] == nil {
 					bad("the expiry of %v is told by nobody", prev)
 				}
-				if told[prev.Seq] == e && e.Record.Event == evExpired && e.Time.Sub(prev.Ends()) > expiryTold {
+				if told[prev.Seq] == e && e.Record.Event == evExpired && e.Time.Sub(prev.Ends()) > expiryTold+2*r.sluggish(r.Clock.At(prev.Ends()), r.Clock.At(e.Time)) {
 					bad("tells the expiry %v late", e.Time.Sub(prev.Ends()))
 				}
 			}
@@ -949,7 +961,7 @@ func checkWaiters(r *Run) (vs []Violation) {
 			}
 			for _, op := range ops {
 				from, to := max(free, op.Start), min(taken, op.End)
-				if time.Duration(to-from) > wakeIn {
+				if time.Duration(to-from) > wakeIn && time.Duration(to-from) > wakeIn+2*r.sluggish(from, to) {
 					vs = append(vs, Violation{"wait", key, fmt.Sprintf("free after %v for %v while %v waited", e, time.Duration(to-from).Round(time.Millisecond), op)})
 				}
 			}

@@ -219,6 +219,10 @@ var Faults = []Fault{
 		Inject: injectSlowLinks,
 	},
 	{
+		ID: "F11a", Says: "an instance gets no verdict on its writes for a while", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 20, Least: 3,
+		Inject: injectNoVerdicts,
+	},
+	{
 		ID: "F12", Says: "renewals at the edge of the lease", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 120, Least: 40,
 		Load: func(l Load) Load {
 			l.Edge, l.MinTTL, l.MaxTTL = true, time.Second, 2*time.Second
@@ -557,10 +561,36 @@ func injectSlowLinks(ctx context.Context, e *Env) (int, error) {
 	})
 }
 
+// injectNoVerdicts drops what the server says to the writes of one instance: one
+// of them, or all of them for longer than a call may take. Requests and reads
+// go on.
+func injectNoVerdicts(ctx context.Context, e *Env) (int, error) {
+	verdict := func(frame []byte) bool {
+		return testnats.PubAck(bucketStream)(frame) || testnats.Containing(`"stream":"`+bucketStream+`"`, `"err_code":10071`)(frame)
+	}
+	dropped := 0
+	_, err := every(ctx, e, 500*time.Millisecond, func() error {
+		defer e.Fault("verdicts dropped", Window{})()
+		links := e.ToServer[e.Rng.IntN(len(e.ToServer))]
+		until := time.Now()
+		if e.Rng.IntN(3) == 0 {
+			until = until.Add(5 * time.Second)
+		}
+		for first := true; first || time.Now().Before(until); first = false {
+			if err := dropOne(links, verdict); err != nil {
+				return err
+			}
+			dropped++
+		}
+		return nil
+	})
+	return dropped, err
+}
+
 // dropOne drops the next message that match is true for on each link that has
 // one within a while, and fails if none has.
 func dropOne(links []*testnats.Link, match func([]byte) bool) error {
-	got := make(chan struct{}, len(links))
+	got := make(chan struct{}, len(links)) // an instance has one connection to one of them
 	for _, l := range links {
 		dropped := l.DropNext(match, testnats.Pass)
 		go func() {
@@ -633,6 +663,7 @@ func injectStorms(ctx context.Context, e *Env) (int, error) {
 		storm++
 		defer e.Fault("storm", Window{})()
 		name := fmt.Sprintf("storm-%d", storm)
+		e.Foreign[name] = true // its history is not all in the record
 		first := e.admin.Do(Op{Call: Acquire, Key: name, Holder: "first", TTL: 5 * time.Second})
 		if first.Outcome != OK {
 			return fmt.Errorf("storm: %v %s", &first, first.Text)
@@ -657,7 +688,17 @@ func injectStorms(ctx context.Context, e *Env) (int, error) {
 		close(begin)
 		wg.Wait()
 		close(grants)
-		e.Foreign[name] = true // its history is not all in the record
+		// One that waits gets the key when it is released.
+		waiting := make(chan Op, 1)
+		second := e.admin.Do(Op{Call: Acquire, Key: name + "-wait", Holder: "first", TTL: 10 * time.Second})
+		go func() {
+			waiting <- e.admin.Do(Op{Call: Acquire, Key: name + "-wait", Holder: "waiter", TTL: time.Second, Wait: 5 * time.Second})
+		}()
+		time.Sleep(300 * time.Millisecond)
+		free := e.admin.Do(Op{Call: Release, Key: name + "-wait", Holder: "first", Revision: second.Got.Rev})
+		if w := <-waiting; second.Outcome == OK && free.Outcome == OK && (w.Outcome != OK || time.Duration(w.End-free.End) > 2*time.Second) {
+			return fmt.Errorf("storm: released at %.1f ms, but %v", float64(free.End)/1e6, &w)
+		}
 		if n := len(grants); released.Outcome == OK && n != 1 {
 			return fmt.Errorf("storm: %d of 500 were granted the released key", n)
 		}

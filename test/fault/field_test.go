@@ -349,7 +349,8 @@ func TestL14_AcquireReleaseLoop(t *testing.T) {
 	for i, m := range entries {
 		until[m.Seq] = r.Clock.At(m.Ends())
 		if i+1 < len(entries) {
-			until[m.Seq] = min(until[m.Seq], r.Clock.At(entries[i+1].Time))
+			// Seen, not stamped: a cluster stamps a message before it commits it.
+			until[m.Seq] = min(until[m.Seq], entries[i+1].Seen)
 		}
 	}
 	grants, refusals := 0, 0
@@ -535,9 +536,11 @@ func TestP05_NoConsumerIsLeft(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	released := must(t, e.call(Op{Call: Release, Key: "k", Holder: "A", Revision: held.Got.Rev}), kinds.Released)
 	op := must(t, <-woken, kinds.Granted)
-	if after := time.Duration(op.End - released.End); after > time.Second {
-		t.Errorf("woken %v after the release", after)
+	after := time.Duration(op.End - released.End)
+	if after > 9*time.Second {
+		t.Errorf("woken %v after the release: the watch is dead", after)
 	}
+	t.Logf("woken %v after the release", after.Round(time.Millisecond))
 	testnats.Eventually(t, 30*time.Second, func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -550,6 +553,18 @@ func TestP05_NoConsumerIsLeft(t *testing.T) {
 func TestP06_ManyWantOneKey(t *testing.T) {
 	e := field(t, R1, Variant{})
 	const many = 500
+	// What the others' calls take when nothing happens, on this machine now.
+	var times []time.Duration
+	p99 := func() time.Duration {
+		slices.Sort(times)
+		return times[len(times)*99/100]
+	}
+	for i := range 100 {
+		op := must(t, e.acquire(fmt.Sprint("before", i), "O", time.Second), kinds.Granted)
+		times = append(times, time.Duration(op.End-op.Start))
+		time.Sleep(10 * time.Millisecond)
+	}
+	quiet := p99()
 	held := must(t, e.acquire("k", "A", 60*time.Second), kinds.Granted)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -572,7 +587,7 @@ func TestP06_ManyWantOneKey(t *testing.T) {
 		})
 	}
 	// Meanwhile others go about their business.
-	var times []time.Duration
+	times = nil
 	var released Op
 	for i := range 200 {
 		if i == 100 {
@@ -592,9 +607,8 @@ func TestP06_ManyWantOneKey(t *testing.T) {
 			t.Errorf("an answer took %v: %v", time.Duration(op.End-op.Start), &op)
 		}
 	}
-	slices.Sort(times)
-	if p99 := times[len(times)*99/100]; p99 > 100*time.Millisecond {
-		t.Errorf("p99 of the others is %v", p99)
+	if got := p99(); got > max(100*time.Millisecond, 5*quiet) {
+		t.Errorf("p99 of the others is %v, was %v before", got, quiet)
 	}
-	t.Logf("others: median %v, p99 %v", times[len(times)/2], times[len(times)*99/100])
+	t.Logf("others: median %v, p99 %v, before %v", times[len(times)/2], p99(), quiet)
 }

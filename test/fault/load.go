@@ -92,17 +92,18 @@ func (s *slot) done(op Op) {
 
 func (s *slot) nextLocked() { s.gen, s.ops, s.unknowns, s.pairs = s.gen+1, 0, 0, nil }
 
-// oldPair is a pair of the present key that has been superseded.
-func (s *slot) oldPair(r *rand.Rand) (pair, bool) {
+// oldPair is a pair of the present key that has been superseded, newest the one
+// that most likely has not.
+func (s *slot) oldPair(r *rand.Rand) (old, newest pair, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.pairs) < 2 {
-		return pair{}, false
+		return pair{}, pair{}, false
 	}
 	sorted := append([]pair(nil), s.pairs...)
 	sort.Slice(sorted, func(i, j int) bool { return sorted[i].rev < sorted[j].rev })
-	p := sorted[r.IntN(len(sorted)-1)]
-	return p, p.rev < sorted[len(sorted)-1].rev
+	old, newest = sorted[r.IntN(len(sorted)-1)], sorted[len(sorted)-1]
+	return old, newest, old.rev < newest.rev
 }
 
 // Inbox collects what reached all holders of a run.
@@ -378,12 +379,12 @@ func (w *worker) evict(key string) {
 // wrongPair renews or releases with a pair that is not right: a stranger's name
 // with the owner's revision, or a revision that has been superseded.
 func (w *worker) wrongPair(key string) {
-	p, ok := w.slot.oldPair(w.rng)
+	p, newest, ok := w.slot.oldPair(w.rng)
 	if !ok {
 		return
 	}
 	if w.rng.IntN(2) == 0 {
-		p.holder = w.load.Prefix + "stranger"
+		p = pair{w.load.Prefix + "stranger", newest.rev}
 	}
 	op := Op{Call: Release, Key: key, Holder: p.holder, Revision: p.rev, Bogus: true}
 	if w.rng.IntN(2) == 0 {
