@@ -1,10 +1,17 @@
 package leased
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
-// maxIdle is how many workers wait for the next call; more end when theirs is
-// done.
-const maxIdle = 128
+const (
+	// maxIdle is how many workers wait for the next call; more end when theirs is
+	// done.
+	maxIdle = 128
+	// idleFor is how long a worker waits: nothing stays of a busy time.
+	idleFor = 5 * time.Second
+)
 
 // workers run calls on goroutines that have run one before: a new goroutine
 // would have to grow its stack for each call again, step by step.
@@ -28,15 +35,21 @@ func (w *workers) run(f func()) {
 }
 
 func (w *workers) work(f func()) {
+	t := time.NewTimer(idleFor)
+	defer t.Stop()
 	for {
 		f()
 		if w.idle.Add(1) > maxIdle {
 			w.idle.Add(-1)
 			return
 		}
+		t.Reset(idleFor)
 		select {
 		case f = <-w.next:
 			w.idle.Add(-1)
+		case <-t.C:
+			w.idle.Add(-1)
+			return
 		case <-w.quit:
 			return
 		}
