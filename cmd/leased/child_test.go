@@ -36,6 +36,7 @@ func child() {
 		time.Sleep(time.Hour)
 	case "beats": // FILE: appends the time to the file for ever
 		signal.Ignore(syscall.SIGTERM)
+		put(args[0]+".pids", fmt.Sprint(os.Getppid(), os.Getpid()))
 		beats(args[0])
 	}
 }
@@ -55,14 +56,15 @@ func put(file, text string) {
 	}
 }
 
-// beats appends the boot clock to a file, in a line, every millisecond.
+// beats appends the boot clock and the wall clock to a file, in a line, every
+// millisecond.
 func beats(file string) {
 	f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		panic(err)
 	}
 	for {
-		if _, err := fmt.Fprintf(f, "%d\n", bootNow()); err != nil {
+		if _, err := fmt.Fprintf(f, "%d %d\n", bootNow(), time.Now().UnixNano()); err != nil {
 			panic(err)
 		}
 		time.Sleep(time.Millisecond)

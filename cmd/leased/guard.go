@@ -46,6 +46,7 @@ type guard struct {
 	first         syscall.Signal // instead of KILL, as long as there is time
 	report        *os.File
 	group         int
+	killer        *killer
 
 	mu       sync.Mutex
 	deadline time.Duration // boot clock
@@ -135,6 +136,10 @@ func (g *guard) run(control io.Reader, command []string, foreground bool) {
 		return
 	}
 	g.group = cmd.Process.Pid
+	g.mu.Lock()
+	_, hard := g.times()
+	g.killer = startKiller(g.group, hard)
+	g.mu.Unlock()
 	g.say("started %d", g.group)
 
 	ended := make(chan int, 1)
@@ -228,7 +233,14 @@ func (g *guard) end() {
 	}
 }
 
+// stir is called when the times may have changed.
 func (g *guard) stir() {
+	g.mu.Lock()
+	if g.killer != nil {
+		_, hard := g.times()
+		g.killer.set(hard)
+	}
+	g.mu.Unlock()
 	select {
 	case g.wake <- struct{}{}:
 	default:
@@ -303,6 +315,7 @@ func (g *guard) finish() {
 		return
 	}
 	g.end()
+	g.stir()
 	g.mu.Lock()
 	g.ending = true
 	g.mu.Unlock()
@@ -310,19 +323,6 @@ func (g *guard) finish() {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		killed := g.tick()
 		if !alive(g.group) || killed && !livesOn(g.group) {
-			return
-		}
-		time.Sleep(pause)
-	}
-}
-
-// alive tells whether a process group has a member, a zombie too.
-func alive(group int) bool { return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) }
-
-// killGroup kills a process group until nothing of it lives.
-func killGroup(group int) {
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if errors.Is(syscall.Kill(-group, syscall.SIGKILL), syscall.ESRCH) || !livesOn(group) {
 			return
 		}
 		time.Sleep(pause)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +18,19 @@ const ownProgram = "/proc/self/exe"
 
 // becomeReaper makes orphans of the command children of this process.
 func becomeReaper() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// hurry asks for real time for the calling thread; processes it starts are not
+// to have it.
+func hurry() {
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK}, 0)
+}
+
+// sleepUntil sleeps until t on the boot clock.
+func sleepUntil(t time.Duration) {
+	ts := unix.NsecToTimespec(int64(t))
+	for unix.ClockNanosleep(bootClock, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
+	}
+}
 
 // childAttr puts the command into a process group of its own, in the foreground
 // of the terminal on request, and ties its life to the guard's.

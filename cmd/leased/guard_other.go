@@ -4,6 +4,7 @@ package main
 
 import (
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,6 +14,10 @@ const bootClock = unix.CLOCK_MONOTONIC
 const ownProgram = ""
 
 func becomeReaper() {}
+
+func hurry() {}
+
+func sleepUntil(t time.Duration) { time.Sleep(t - bootNow()) }
 
 func childAttr(foreground bool) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Foreground: foreground}

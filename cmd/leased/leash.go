@@ -34,6 +34,7 @@ type leash struct {
 	control *os.File // to the guard
 	guard   *os.Process
 	group   int           // the command's process group, 0 when nothing of it is left
+	killer  *killer       // in case the guard is stopped
 	until   time.Time     // as last told to the guard
 	over    time.Duration // the same on the boot clock: when the command must be dead
 	text    []byte        // what is in file
@@ -104,7 +105,8 @@ func (l *leash) run(ctx context.Context) result {
 			case !ok:
 				return r
 			case word == "started":
-				r.started, l.group = true, n
+				r.started, l.group, l.killer = true, n, startKiller(n, l.over-l.killMargin())
+				defer l.killer.stop()
 				defer handTerminal(l.group, syscall.Getpgrp())
 			case word == "failed":
 				r.code, r.err = n, errors.New(text)
@@ -117,6 +119,7 @@ func (l *leash) run(ctx context.Context) result {
 				r.code = n
 			case word == "gone":
 				l.group = 0
+				l.killer.stop()
 			}
 		case <-done:
 			done = nil
@@ -129,7 +132,10 @@ func (l *leash) run(ctx context.Context) result {
 			l.follow()
 		case <-tick.C:
 			l.follow()
-			r.cut = l.backstop() || r.cut
+			if l.group != 0 && bootNow() >= l.over-l.killMargin() {
+				r.cut = true
+				_ = l.guard.Signal(syscall.SIGCONT) // it may have been stopped, and have news
+			}
 		}
 	}
 }
@@ -151,6 +157,9 @@ func (l *leash) follow() {
 	if l.over == 0 || !t.until.Equal(l.until) {
 		l.until, l.over = t.until, bootAt(t.until)
 		l.tell("deadline %d\n", l.over)
+		if l.killer != nil {
+			l.killer.set(l.over - l.killMargin())
+		}
 	}
 	l.write(t.lease)
 	if t.keys != l.keys && l.group != 0 && time.Now().After(l.hush) {
@@ -187,16 +196,6 @@ func (l *leash) write(lease any) {
 		l.log.Warn("the file that follows the lease could not be written", "error", err)
 	}
 	l.text = text
-}
-
-// backstop kills in place of a guard that is stopped, and says whether it had to.
-func (l *leash) backstop() bool {
-	if l.group == 0 || bootNow() < l.over-l.killMargin() {
-		return false
-	}
-	_ = syscall.Kill(-l.group, syscall.SIGKILL)
-	_ = l.guard.Signal(syscall.SIGCONT)
-	return true
 }
 
 // start runs the guard, which runs the command, and returns the lines it

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,7 +95,7 @@ started again with the keys that are left.
 // killMargin is how long before the lease can belong to another the command is
 // killed.
 func (r *runCmd) killMargin() time.Duration {
-	return min(max(r.TTL/20, 50*time.Millisecond), time.Second)
+	return min(max(r.TTL/20, 100*time.Millisecond), time.Second)
 }
 
 // runSignals are passed on to the command.
@@ -309,7 +310,7 @@ func (w *wrapper) once(pause time.Duration) (code int, again bool, err error) {
 	r := l.run(h.Context())
 	switch {
 	case r.cut:
-		return exitLost, !l.asked, fmt.Errorf("lease %s: %w", w.Key, errors.Join(r.err, context.Cause(h.Context())))
+		return exitLost, !l.asked, cmp.Or(r.err, context.Cause(h.Context()), fmt.Errorf("the time of lease %s was over", w.Key))
 	case !r.started:
 		return r.code, r.code == exitLost && !l.asked, r.err
 	}

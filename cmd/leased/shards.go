@@ -113,7 +113,11 @@ func (s *sharder) watch(ctx context.Context) {
 
 // one has one command for one key.
 func (s *sharder) one(ctx context.Context, h *client.Hold) {
-	s.command(ctx, func() *leash { return s.leash(h) })
+	s.command(ctx, func() *leash {
+		l := s.leash(h)
+		l.term = false // there is one for all
+		return l
+	})
 }
 
 // command runs the command, again and again with --restart, until ctx is done or
