@@ -48,7 +48,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, testnats.ServersOwn())
 }
 
 // setup says how a rig differs from one server and one instance.
