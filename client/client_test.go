@@ -10,12 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/service/kinds"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testnats.ServersOwn()) }
 
 // TestImports: users of this package get nats.go and the kinds, and nothing else
 // of ours.

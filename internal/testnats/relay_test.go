@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, ServersOwn()) }
 
 // echo is a TCP server that sends back what it gets.
 func echo(t *testing.T) string {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/leased/leased/internal/testnats"
 )
 
 var (
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) {
 	if *flagSeed == 0 {
 		*flagSeed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, testnats.ServersOwn())
 }
 
 func outDir() string {

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	os.RemoveAll(skewed.dir)
-	if err := goleak.Find(); err != nil && code == 0 {
+	if err := goleak.Find(testnats.ServersOwn()); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
