@@ -46,7 +46,7 @@ func TestRunRace(t *testing.T) {
 		workers.Go(func() {
 			for i := range next {
 				err := r.race(i, relay)
-				for again := 0; errors.Is(err, errNoStart) && again < 5; again++ {
+				for again := 0; errors.Is(err, errNoStart) && again < 20; again++ {
 					err = r.race(i, relay)
 				}
 				if err != nil {

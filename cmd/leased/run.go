@@ -60,7 +60,8 @@ when the command and everything in its process group have ended.
 If the lease is lost, or cannot be renewed, the command gets --signal, and KILL
 before the lease can belong to another: also when this process is stopped,
 killed or cut off from NATS. Processes that leave the command's process group,
-or become another user's, are out of reach.
+or become another user's, are out of reach. On a machine that lets processes
+wait for long, allow a real-time priority (CAP_SYS_NICE, or LimitRTPRIO=1).
 
 The command has standard input, output, error and the terminal to itself; INT,
 TERM, HUP, QUIT, USR1 and USR2 are passed on. Its environment has LEASE_KEY,
@@ -93,9 +94,9 @@ started again with the keys that are left.
 }
 
 // killMargin is how long before the lease can belong to another the command is
-// killed.
+// killed: it covers the time that a busy machine lets a process wait.
 func (r *runCmd) killMargin() time.Duration {
-	return min(max(r.TTL/20, 100*time.Millisecond), time.Second)
+	return min(max(r.TTL/10, 200*time.Millisecond), time.Second)
 }
 
 // runSignals are passed on to the command.
