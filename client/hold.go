@@ -79,9 +79,10 @@ type Hold struct {
 	resigned bool
 }
 
-// Hold waits until it holds key, or ctx ends. Errors are *DeniedError (NoWait),
-// *kinds.Error, or wrap the cause of ctx; then no lease is left behind that could
-// be found.
+// Hold waits until it holds key, or ctx ends, or Wait is over. Errors are
+// *DeniedError, *kinds.Error, or wrap the cause of ctx; then no lease is left
+// behind that could be found, and it takes at most 1.5 s to look. ctx also bounds
+// the Context of the Hold: to limit only the waiting, use Wait.
 func (c *Client) Hold(ctx context.Context, key string, o HoldOptions) (*Hold, error) {
 	fresh := o.Holder == ""
 	if fresh {
@@ -91,8 +92,9 @@ func (c *Client) Hold(ctx context.Context, key string, o HoldOptions) (*Hold, er
 }
 
 // Run holds key while work runs: work's context ends when ctx does or when the
-// lease is lost, and the lease is released when work has returned. Run returns
-// work's error, else why the lease was lost, if it was.
+// lease is lost, and the lease is released when work has returned, within the
+// Client's Timeout. Run returns work's error, else why the lease was lost, if it
+// was.
 func (c *Client) Run(ctx context.Context, key string, o HoldOptions, work func(context.Context, *Hold) error) error {
 	h, err := c.Hold(ctx, key, o)
 	if err != nil {

@@ -32,7 +32,11 @@ func hold(t *testing.T, w *world, o HoldOptions) (*Hold, *Client) {
 // ends waits for the end of h and returns how long after start it came.
 func ends(t *testing.T, h *Hold, start time.Time) time.Duration {
 	t.Helper()
-	<-h.Context().Done()
+	select {
+	case <-h.Context().Done():
+	case <-time.After(time.Hour):
+		t.Fatal("it never ends")
+	}
 	if err := h.Check(); err == nil {
 		t.Error("the Context has ended, but Check says go on")
 	}
