@@ -106,7 +106,7 @@ func TestManyWaiters(t *testing.T) {
 					others.add(time.Since(began))
 					writes.Add(1)
 				}
-				time.Sleep(5 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond)
 			}
 		})
 	}
