@@ -41,31 +41,51 @@ type Pair struct {
 // maxMeta bounds meta in bytes, which its schema can only bound in characters.
 const maxMeta = 512
 
-// fields says where the members that requests use go. Values come here after the schema has accepted them.
-var fields = map[string]func(*Request, any){
-	"key":        func(r *Request, v any) { r.Key = v.(string) },
-	"holder":     func(r *Request, v any) { r.Holder = v.(string) },
-	"ttl_ms":     func(r *Request, v any) { r.TTL = time.Duration(whole(v)) * time.Millisecond },
-	"revision":   func(r *Request, v any) { r.Revision = whole(v) },
-	"timeout_ms": func(r *Request, v any) { r.Timeout = time.Duration(whole(v)) * time.Millisecond },
-	"payload": func(r *Request, v any) {
-		if s := v.(string); s != "" {
-			r.Payload, _ = canonicalBase64(s)
+// field is where a member goes; one of its functions is set. Values come here after the schema has accepted
+// them.
+type field struct {
+	text   func(*Request) *string
+	number func(*Request, uint64)
+	bytes  func(*Request) *[]byte  // base64
+	item   func(*Request, Request) // one of a list, read like a request
+}
+
+// fields says where the members that requests use go.
+var fields = map[string]field{
+	"key":        {text: func(r *Request) *string { return &r.Key }},
+	"holder":     {text: func(r *Request) *string { return &r.Holder }},
+	"ttl_ms":     {number: func(r *Request, n uint64) { r.TTL = time.Duration(n) * time.Millisecond }},
+	"revision":   {number: func(r *Request, n uint64) { r.Revision = n }},
+	"timeout_ms": {number: func(r *Request, n uint64) { r.Timeout = time.Duration(n) * time.Millisecond }},
+	"payload":    {bytes: func(r *Request) *[]byte { return &r.Payload }},
+	"wait_ms":    {number: func(r *Request, n uint64) { r.Wait = time.Duration(n) * time.Millisecond }},
+	"meta":       {text: func(r *Request) *string { return &r.Meta }},
+	"prefix":     {text: func(r *Request) *string { return &r.Prefix }},
+	"after":      {text: func(r *Request) *string { return &r.After }},
+	"limit":      {number: func(r *Request, n uint64) { r.Limit = int(n) }},
+	"leases":     {item: func(r *Request, item Request) { r.Leases = append(r.Leases, Pair{item.Key, item.Revision}) }},
+}
+
+// put stores a value that the schema has accepted.
+func (f field) put(r *Request, v any) {
+	switch {
+	case f.text != nil:
+		*f.text(r) = v.(string)
+	case f.number != nil:
+		f.number(r, whole(v))
+	case f.bytes != nil:
+		if data, _ := canonicalBase64(v.(string)); len(data) > 0 {
+			*f.bytes(r) = data
 		}
-	},
-	"wait_ms": func(r *Request, v any) { r.Wait = time.Duration(whole(v)) * time.Millisecond },
-	"meta":    func(r *Request, v any) { r.Meta = v.(string) },
-	"prefix":  func(r *Request, v any) { r.Prefix = v.(string) },
-	"after":   func(r *Request, v any) { r.After = v.(string) },
-	"limit":   func(r *Request, v any) { r.Limit = int(whole(v)) },
-	"leases": func(r *Request, v any) {
-		items := v.([]any)
-		r.Leases = make([]Pair, len(items))
-		for i, item := range items {
-			m := item.(map[string]any)
-			r.Leases[i] = Pair{m["key"].(string), whole(m["revision"])}
+	case f.item != nil:
+		for _, members := range v.([]any) {
+			var item Request
+			for name, v := range members.(map[string]any) {
+				fields[name].put(&item, v)
+			}
+			f.item(r, item)
 		}
-	},
+	}
 }
 
 // whole is the value of an integer from 0 to 2^64-1, however it is written. It is never a float on the way.
@@ -81,6 +101,16 @@ func whole(v any) uint64 {
 // Decode reads one request. It returns an [*Error], fit to be shown to the client, if the request is not
 // exactly one that the schema allows. The result shares no memory with raw.
 func (s *Schema) Decode(raw []byte) (Request, error) {
+	if s.plain != nil {
+		if req, ok := s.plain.decode(raw); ok && req.check() == nil {
+			return req, nil
+		}
+	}
+	return s.decode(raw)
+}
+
+// decode reads a request of any form, and words what is wrong with it.
+func (s *Schema) decode(raw []byte) (Request, error) {
 	doc, fault := readRequest(raw, s.root)
 	if fault != nil {
 		return Request{}, fault
@@ -94,9 +124,9 @@ func (s *Schema) Decode(raw []byte) (Request, error) {
 			continue
 		}
 		if v, ok := doc[name]; ok {
-			fields[name](&req, v)
+			fields[name].put(&req, v)
 		} else if v := member.schema.Default; v != nil {
-			fields[name](&req, v)
+			fields[name].put(&req, v)
 		}
 	}
 	if err := req.check(); err != nil {
@@ -109,6 +139,9 @@ func (s *Schema) Decode(raw []byte) (Request, error) {
 func (r *Request) check() error {
 	if len(r.Meta) > maxMeta {
 		return breaks(place{member: "meta"}, "must have at most %d bytes in UTF-8, got %d", maxMeta, len(r.Meta))
+	}
+	if len(r.Leases) < 2 {
+		return nil
 	}
 	seen := make(map[string]bool, len(r.Leases))
 	for i, p := range r.Leases {
@@ -139,7 +172,6 @@ func newNode(js *jsonschema.Schema, names []string) *node {
 		n.members[name] = nil
 		if len(property.Types) > 0 {
 			n.members[name] = newNode(property, nil)
-			js.Properties[name] = quicken(property)
 		}
 	}
 	if items := js.Items2020; items != nil {

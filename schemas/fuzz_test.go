@@ -64,6 +64,15 @@ func checkDecode(t *testing.T, set *Set, call string, body []byte) {
 			t.Fatalf("first %q, then %v", err, again)
 		}
 	}
+	if plain, ok := sch.plain.decode(body); ok && plain.check() == nil {
+		slow, err := sch.decode(body)
+		if err != nil {
+			t.Fatalf("plain, but the library says %v", err)
+		}
+		if diff := cmp.Diff(slow, plain); diff != "" {
+			t.Fatal(diff)
+		}
+	}
 	want, valid := naive(call, body)
 	if valid != (err == nil) {
 		t.Fatalf("naive reading says valid: %v, Decode says %v", valid, err)

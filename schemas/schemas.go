@@ -3,7 +3,8 @@
 //
 // The schemas are embedded and compiled once; nothing is ever loaded from elsewhere. A request is
 // first read token by token (names, UTF-8, nesting, numbers), then validated against its schema, then
-// handed out as a [Request]. What a request schema says is enforced by the schema alone.
+// handed out as a [Request]. What a request schema says is enforced by the schema alone; requests in plain
+// form are held to the same rules, compiled from the same text, by plain.go.
 //
 // A new member takes a name in the list "member" of defs.json, a definition, a line in the requests
 // that use it, and a line in the table fields. A new call takes its two files.
@@ -36,10 +37,11 @@ type Set struct {
 
 // Schema is one compiled schema.
 type Schema struct {
-	name string // of its file
-	text string
-	js   *jsonschema.Schema
-	root *node // what the decoder needs of a request schema, else nil
+	name  string // of its file
+	text  string
+	js    *jsonschema.Schema
+	root  *node  // what the decoder needs of a request schema, else nil
+	plain *plain // reads most requests at a fraction of the cost; nil if the schema says more than it can check
 }
 
 // Load gives the embedded schemas, compiled on the first call. An error is a fault of this package.
@@ -136,9 +138,10 @@ func newSchema(fsys fs.FS, file string, request bool) (*Schema, error) {
 	if !request {
 		return s, nil
 	}
+	s.plain = newPlain(doc)
 	s.root = newNode(s.js, names)
 	for name, member := range s.root.members {
-		if member != nil && fields[name] == nil {
+		if _, ok := fields[name]; member != nil && !ok {
 			return nil, fmt.Errorf("no field for member %q", name)
 		}
 	}
