@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"io"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,8 +78,8 @@ func checkDecode(t *testing.T, set *Set, call string, body []byte) {
 	if valid != (err == nil) {
 		t.Fatalf("naive reading says valid: %v, Decode says %v", valid, err)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatal(diff)
+	if !reflect.DeepEqual(want, got) {
+		t.Fatal(cmp.Diff(want, got))
 	}
 	if !valid {
 		return
@@ -87,8 +88,8 @@ func checkDecode(t *testing.T, set *Set, call string, body []byte) {
 	if err != nil {
 		t.Fatalf("own encoding %s: %v", encode(got), err)
 	}
-	if diff := cmp.Diff(got, again); diff != "" {
-		t.Fatal(diff)
+	if !reflect.DeepEqual(got, again) {
+		t.Fatal(cmp.Diff(got, again))
 	}
 }
 
