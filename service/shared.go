@@ -2,6 +2,8 @@ package service
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 )
 
@@ -19,6 +21,9 @@ type flight[T any] struct {
 	done chan struct{}
 	val  T
 	err  error
+	// panicked is a panic of fn and its stack: every caller's, as if it had
+	// called fn itself.
+	panicked error
 }
 
 // do returns the result of a call of fn that began after do was called. ctx
@@ -36,6 +41,9 @@ func (s *shared[T]) do(ctx context.Context, fn func() (T, error)) (T, error) {
 	s.mu.Unlock()
 	select {
 	case <-f.done:
+		if f.panicked != nil {
+			panic(f.panicked)
+		}
 		return f.val, f.err
 	case <-ctx.Done():
 		var zero T
@@ -54,9 +62,18 @@ func (s *shared[T]) run(fn func() (T, error)) {
 		}
 		s.next = nil
 		s.mu.Unlock()
-		f.val, f.err = fn()
-		close(f.done)
+		f.call(fn)
 	}
+}
+
+func (f *flight[T]) call(fn func() (T, error)) {
+	defer close(f.done)
+	defer func() {
+		if p := recover(); p != nil {
+			f.panicked = fmt.Errorf("%v in a shared request:\n%s", p, debug.Stack())
+		}
+	}()
+	f.val, f.err = fn()
 }
 
 // sharedReads is a set of shared requests by key, each there while it is used.

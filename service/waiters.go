@@ -219,11 +219,12 @@ func (l *Leases) AcquireWait(ctx context.Context, key, holder string, ttl time.D
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	try := func() (Result, error) {
+		left := wakeRetry
+		defer func() { l.waiters.report(key, left) }() // also of a panic: others wait for it
 		res, err := l.run(ctx, c)
-		if err != nil {
-			res.Lease.Left = wakeRetry
+		if err == nil {
+			left = res.Lease.Left
 		}
-		l.waiters.report(key, res.Lease.Left)
 		return res, err
 	}
 	if first {
