@@ -1,7 +1,6 @@
 package service
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,8 +65,9 @@ var refusals = map[uint16]bool{
 // and reads from it. It implements Store.
 type js struct {
 	nc    *nats.Conn
-	api   string // "$JS.API." or what a domain or prefix makes of it
-	put   string // subject of a key's message without the key
+	out   requests // of the calls; what is rare goes through nc.Request
+	api   string   // "$JS.API." or what a domain or prefix makes of it
+	put   string   // subject of a key's message without the key
 	clock *clock
 	// seen is set once JetStream has answered anything at all.
 	seen atomic.Bool
@@ -77,7 +77,7 @@ type js struct {
 }
 
 func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
-	j := &js{nc: nc, api: "$JS.API.", put: SubjectPrefix, clock: c}
+	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c}
 	switch {
 	case domain != "" && apiPrefix != "":
 		return nil, errors.New("a JetStream domain and an API prefix exclude each other")
@@ -105,17 +105,39 @@ func (j *js) request(ctx context.Context, subject string, body []byte, out any) 
 	if err != nil {
 		return fmt.Errorf("%w (%s): %w", ErrNoAnswer, subject, err)
 	}
+	return readReply(subject, msg.Data, out)
+}
+
+// readReply decodes a reply of the JetStream API to a request on subject.
+func readReply(subject string, data []byte, out any) error {
 	var envelope struct {
 		Error *apiError `json:"error"`
 	}
-	if err := json.Unmarshal(msg.Data, &envelope); err != nil {
+	if err := json.Unmarshal(data, &envelope); err != nil {
 		return fmt.Errorf("%w (%s): unreadable reply: %w", ErrNoAnswer, subject, err)
 	}
 	if envelope.Error != nil {
 		return envelope.Error
 	}
-	return json.Unmarshal(msg.Data, out)
+	return json.Unmarshal(data, out)
 }
+
+// ask is one request of a call, within its limit. send knows which
+// errors prove that nothing was sent.
+func (j *js) ask(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
+	wait := limit(ctx)
+	if wait <= 0 {
+		return nil, errTooLate
+	}
+	e, err := j.out.start(msg)
+	if err != nil {
+		return nil, err
+	}
+	return j.out.finish(e, wait)
+}
+
+// errTooLate says that the time for a request was over before it was sent.
+var errTooLate = errors.New("there was no time left to send it")
 
 // codeOf is the JetStream error code in err, 0 if there is none.
 func codeOf(err error) uint16 {
@@ -131,34 +153,42 @@ func (j *js) Get(ctx context.Context, key string) (Entry, error) {
 	if mutant("direct-get") {
 		return j.mutantGet(ctx, key)
 	}
-	body := append(append([]byte(`{"last_by_subj":"`+SubjectPrefix), key...), `"}`...)
-	var reply struct {
-		Message struct {
-			Seq     uint64    `json:"seq"`
-			Headers []byte    `json:"hdrs"`
-			Data    []byte    `json:"data"`
-			Time    time.Time `json:"time"`
-		} `json:"message"`
+	reply, err := j.ask(ctx, &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)})
+	if err != nil {
+		return Entry{}, fmt.Errorf("%w (STREAM.MSG.GET): %w", ErrNoAnswer, err)
 	}
-	err := j.request(ctx, "STREAM.MSG.GET."+StreamName, body, &reply)
-	switch codeOf(err) {
-	case codeNoMessage:
+	m, ok := plainMessage(key, reply.Data)
+	if !ok {
+		var long struct {
+			Message struct {
+				Seq     uint64    `json:"seq"`
+				Headers []byte    `json:"hdrs"`
+				Data    []byte    `json:"data"`
+				Time    time.Time `json:"time"`
+			} `json:"message"`
+		}
+		err := readReply("STREAM.MSG.GET", reply.Data, &long)
+		switch code := codeOf(err); {
+		case err == nil:
+		case code == codeNoMessage:
+			return Entry{Key: key}, nil
+		case code == codeStreamNotFound:
+			return Entry{}, fmt.Errorf("%w: %w", ErrNoBucket, err)
+		case errors.Is(err, ErrNoAnswer):
+			return Entry{}, err
+		default:
+			return Entry{}, fmt.Errorf("%w: %w", ErrNoAnswer, err)
+		}
+		hdr, err := nats.DecodeHeadersMsg(long.Message.Headers)
+		if err != nil && len(long.Message.Headers) > 0 {
+			hdr = nil
+		}
+		m = storedMessage{long.Message.Seq, hdr, long.Message.Data, long.Message.Time}
+	}
+	if m.seq == 0 {
 		return Entry{Key: key}, nil
-	case codeStreamNotFound:
-		return Entry{}, fmt.Errorf("%w: %w", ErrNoBucket, err)
 	}
-	switch {
-	case err != nil && errors.Is(err, ErrNoAnswer):
-		return Entry{}, err
-	case err != nil:
-		return Entry{}, fmt.Errorf("%w: %w", ErrNoAnswer, err)
-	}
-	m := reply.Message
-	hdr, err := nats.DecodeHeadersMsg(m.Headers)
-	if err != nil && len(m.Headers) > 0 {
-		hdr = nil
-	}
-	e, _ := decodeEntry(key, m.Seq, m.Time, hdr, m.Data)
+	e, _ := decodeEntry(key, m.seq, m.at, m.hdr, m.data)
 	return e, nil
 }
 
@@ -227,10 +257,10 @@ func (j *js) message(w *Write) *nats.Msg {
 // send publishes msg and reads the verdict. batch is how many messages it
 // commits, 0 for a message that stands alone.
 func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
-	reply, err := j.nc.RequestMsgWithContext(ctx, msg)
+	reply, err := j.ask(ctx, msg)
 	switch {
 	case err == nil:
-	case errors.Is(err, nats.ErrNoResponders),
+	case errors.Is(err, errTooLate), errors.Is(err, nats.ErrNoResponders),
 		errors.Is(err, nats.ErrReconnectBufExceeded),
 		errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, nats.ErrConnectionDraining),
@@ -268,26 +298,13 @@ func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error)
 	}
 }
 
-// plainAck reads the ack that nearly every write gets, letter by letter; any other
-// form is left to the JSON decoder.
-func plainAck(data []byte) (seq uint64, ok bool) {
-	rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`+StreamName+`", "seq":`))
-	if !ok {
-		if rest, ok = bytes.CutPrefix(data, []byte(`{"stream":"`+StreamName+`","seq":`)); !ok {
-			return 0, false
-		}
+// limit is how long one request of a call may take: tryTimeout, and no longer
+// than ctx has. That ctx ended early is noticed by the caller afterwards.
+func limit(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(tryTimeout, time.Until(deadline))
 	}
-	digits, ok := bytes.CutSuffix(rest, []byte("}"))
-	if !ok || len(digits) == 0 || len(digits) > 19 {
-		return 0, false
-	}
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		seq = 10*seq + uint64(c-'0')
-	}
-	return seq, seq > 0
+	return tryTimeout
 }
 
 // streamInfo is STREAM.INFO as far as the service reads it. The configuration

@@ -124,8 +124,8 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 	if err := l.Allow(c.Op); err != nil {
 		return Result{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, callBudget, errBudget)
-	defer cancel()
+	ctx, end := withDeadline(ctx, time.Now().Add(callBudget))
+	defer end()
 
 	guess := true
 	doubt := noDoubt
@@ -298,9 +298,7 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 // same time; the request begins after each of them asked.
 func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
 	return l.reads[l.view.index(key)].get(key).do(ctx, func() (Entry, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
-		defer cancel()
-		return l.store.Get(ctx, key)
+		return l.store.Get(context.WithoutCancel(ctx), key)
 	})
 }
 
@@ -401,14 +399,12 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (comm
 	var last error
 	whole := ctx
 	if !w.Tombstone {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, sent.Add(rec.TTL()), errBudget)
-		defer cancel()
+		var end func()
+		ctx, end = withDeadline(ctx, sent.Add(rec.TTL()))
+		defer end()
 	}
 	for try := 0; ; try++ {
-		tryCtx, cancel := context.WithTimeout(ctx, tryTimeout)
-		rev, err := l.store.Put(tryCtx, w)
-		cancel()
+		rev, err := l.store.Put(ctx, w)
 		switch {
 		case err == nil:
 			return committed{rev, sent, time.Now()}, nil

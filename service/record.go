@@ -102,7 +102,7 @@ func (t Timestamp) MarshalJSON() ([]byte, error) {
 // AppendJSON appends the quoted RFC 3339 form to b.
 func (t Timestamp) AppendJSON(b []byte) []byte {
 	b = append(b, '"')
-	b = t.Time().AppendFormat(b, timestampLayout)
+	b = appendTimestamp(b, t)
 	return append(b, '"')
 }
 
@@ -200,9 +200,12 @@ var errForeign = errors.New("not a record of this service")
 // decodeRecord reads the stored form of key's record and refuses whatever this
 // service cannot have written.
 func decodeRecord(key string, data []byte) (*Record, error) {
-	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("%w: %v", errForeign, err)
+	r, plain := plainRecord(data)
+	if !plain {
+		r = Record{}
+		if err := json.Unmarshal(data, &r); err != nil {
+			return nil, fmt.Errorf("%w: %v", errForeign, err)
+		}
 	}
 	tomb := r.Event == Released || r.Event == Expired
 	stranger := r.Evicted && r.Holder == "" // the tombstone of a foreign record

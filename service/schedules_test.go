@@ -133,6 +133,8 @@ func (s *faultyStore) wait(ctx context.Context, d time.Duration) error {
 }
 
 func (s *faultyStore) Put(ctx context.Context, w *Write) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
 	there, back := s.rng.dur(3*time.Millisecond), s.rng.dur(3*time.Millisecond)
 	noVerdict := func() (uint64, error) {
 		<-ctx.Done()
@@ -182,6 +184,8 @@ func (s *faultyStore) Put(ctx context.Context, w *Write) (uint64, error) {
 }
 
 func (s *faultyStore) Get(ctx context.Context, key string) (Entry, error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
 	there, back := s.rng.dur(3*time.Millisecond), s.rng.dur(3*time.Millisecond)
 	if s.rng.n(200) < s.trouble {
 		if s.rng.n(2) == 0 {

@@ -27,17 +27,19 @@ type flight[T any] struct {
 }
 
 // do returns the result of a call of fn that began after do was called. ctx
-// bounds the waiting only; fn brings its own limit.
+// bounds the waiting for another's call only; fn brings its own limit.
 func (s *shared[T]) do(ctx context.Context, fn func() (T, error)) (T, error) {
 	s.mu.Lock()
+	if !s.running {
+		s.running = true
+		s.mu.Unlock()
+		defer s.ran(fn)
+		return fn()
+	}
 	if s.next == nil {
 		s.next = &flight[T]{done: make(chan struct{})}
 	}
 	f := s.next
-	if !s.running {
-		s.running = true
-		go s.run(fn)
-	}
 	s.mu.Unlock()
 	select {
 	case <-f.done:
@@ -49,6 +51,17 @@ func (s *shared[T]) do(ctx context.Context, fn func() (T, error)) (T, error) {
 		var zero T
 		return zero, context.Cause(ctx)
 	}
+}
+
+// ran follows a call that was made for its caller alone.
+func (s *shared[T]) ran(fn func() (T, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == nil {
+		s.running = false
+		return
+	}
+	go s.run(fn)
 }
 
 func (s *shared[T]) run(fn func() (T, error)) {

@@ -19,6 +19,9 @@ type Store interface {
 	//
 	// An error says nothing about the key. ErrNoBucket is proof that the bucket
 	// is gone.
+	//
+	// Get and Put take at most tryTimeout, or until ctx's deadline if that is
+	// earlier; that ctx is cancelled they may overlook as long.
 	Get(ctx context.Context, key string) (Entry, error)
 
 	// Put stores w on condition that the key's last sequence is w.Expect (0:

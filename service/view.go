@@ -204,6 +204,8 @@ func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time
 	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch}
 	if e.Record != nil {
 		it.take(e.Record, e.Tombstone)
+		// Not a part of the whole message's text, which would stay with it.
+		it.holder, it.meta = strings.Clone(it.holder), strings.Clone(it.meta)
 		ttl = max(ttl, e.Record.TTL())
 		if !e.Tombstone {
 			ttl = e.Record.TTL()
