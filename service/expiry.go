@@ -30,6 +30,7 @@ func (x *expirer) run(ctx context.Context) {
 	tick := time.NewTicker(expiryTick)
 	defer tick.Stop()
 	last := time.Now()
+	var quiet time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -41,8 +42,12 @@ func (x *expirer) run(ctx context.Context) {
 			// This process stood still. What happened meanwhile is still on its
 			// way to the view; let it arrive before ends are told from it.
 			x.leases.view.alive.Store(x.leases.view.local(now) - int64(viewStale))
+			quiet = now.Add(10 * expiryTick)
 		}
 		last = now
+		if now.Before(quiet) {
+			continue
+		}
 		for _, e := range x.leases.view.expire(now) {
 			select {
 			case slots <- struct{}{}:
@@ -87,7 +92,7 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 			// server's clock: only then it comes up again.
 			return st.Revision != e.Revision || st.Past
 		}
-		_, err := l.write(ctx, c, d, bucket)
+		_, err := x.write(ctx, e, c, d, bucket)
 		if err == nil {
 			return true
 		}
@@ -103,3 +108,21 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 	}
 	return false
 }
+
+// write writes the event. One that is conditional on an empty key is not tried
+// for longer than the proof holds that the key was not held in between: without
+// a verdict the end comes up again, if the view has not seen the event by then.
+func (x *expirer) write(ctx context.Context, e ended, c Command, d Decision, bucket int64) (Result, error) {
+	if d.Write.Expect == 0 {
+		now := time.Now()
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, now.Add(tellWithin), errBudget)
+		defer cancel()
+		if !x.leases.view.hasSeen(e.Key, e.Revision, tellHeard, now) {
+			return Result{}, errUnseen
+		}
+	}
+	return x.leases.write(ctx, c, d, bucket)
+}
+
+var errUnseen = errors.New("the view has not caught up")

@@ -231,6 +231,42 @@ func (openGuard) NoVerdict()                             {}
 func (openGuard) ForwardAttempt(_ string)                {}
 func (openGuard) Change(_ string)                        {}
 
+// newScheduled makes an instance that writes to front and follows store, as late
+// as its trouble makes it.
+func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRand, store *faultyStore, front Store) *Leases {
+	c := &clock{}
+	now := time.Now()
+	c.sample(now, now, now)
+	v := newView(c, nil)
+	l := newLeases(front, openGuard{}, v, openGuard{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	feed := make(chan storedMsg, 1024)
+	epoch := v.restart()
+	v.completed(epoch)
+	store.feeds = append(store.feeds, func(e Entry, ttl time.Duration) { feed <- storedMsg{entry: e, ttl: ttl} })
+	background.Go(func() {
+		alive := time.NewTicker(time.Second)
+		defer alive.Stop()
+		v.alive.Store(v.local(time.Now()))
+		for {
+			heard := time.Now()
+			select {
+			case <-ctx.Done():
+				return
+			case heard = <-alive.C:
+			case m := <-feed:
+				if rng.n(100) < store.trouble {
+					time.Sleep(rng.dur(200 * time.Millisecond))
+				}
+				v.delivered(m.entry, m.ttl, epoch, time.Now())
+				heard = m.entry.At
+			}
+			v.alive.Store(v.local(time.Now()))
+			v.heard.Store(heard.UnixNano())
+		}
+	})
+	return l
+}
+
 // scheduled is one run in fake time: three instances, five clients, one key.
 func scheduled(t *testing.T, seed uint64) *fault.Run {
 	rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 1))}
@@ -238,38 +274,10 @@ func scheduled(t *testing.T, seed uint64) *fault.Run {
 	store := &faultyStore{rng: rng, log: fault.NewLog(rec.Clock), seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}, trouble: []int{0, 5, 20, 40}[seed%4]}
 	ctx, stop := context.WithCancel(t.Context())
 	var background, clients sync.WaitGroup
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	var instances []*Leases
 	for range 3 {
-		c := &clock{}
-		now := time.Now()
-		c.sample(now, now, now)
-		v := newView(c, nil)
-		l := newLeases(store, openGuard{}, v, openGuard{}, log)
+		l := newScheduled(ctx, &background, rng, store, store)
 		instances = append(instances, l)
-		feed := make(chan storedMsg, 1024)
-		epoch := v.restart()
-		v.completed(epoch)
-		store.feeds = append(store.feeds, func(e Entry, ttl time.Duration) { feed <- storedMsg{entry: e, ttl: ttl} })
-		background.Go(func() {
-			alive := time.NewTicker(time.Second)
-			defer alive.Stop()
-			v.alive.Store(v.local(time.Now()))
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-alive.C:
-				case m := <-feed:
-					if rng.n(100) < store.trouble {
-						time.Sleep(rng.dur(200 * time.Millisecond))
-					}
-					now := time.Now()
-					v.delivered(m.entry, m.ttl, epoch, now)
-				}
-				v.alive.Store(v.local(time.Now()))
-			}
-		})
 		x := &expirer{leases: l, guard: openGuard{}}
 		background.Go(func() { x.run(ctx) })
 	}

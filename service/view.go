@@ -3,6 +3,7 @@ package service
 import (
 	"container/heap"
 	"hash/maphash"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ type view struct {
 	epoch    atomic.Uint32
 	complete atomic.Bool  // the current consumer has delivered all there was
 	alive    atomic.Int64 // local time of its last sign of life
+	heard    atomic.Int64 // time on the server's clock, ns, up to which it has delivered
 	held     atomic.Int64
 	highest  atomic.Uint64 // the highest fence ever seen, over all buckets
 
@@ -40,7 +42,26 @@ type view struct {
 type shard struct {
 	mu    sync.Mutex
 	items map[string]*item
+	most  int // items there were since the map was made
 	due   dueHeap
+}
+
+// drop forgets a key.
+func (s *shard) drop(key string) {
+	delete(s.items, key)
+	s.items = shrink(s.items, &s.most)
+}
+
+// shrink makes m anew when it holds far less than the most it held: a map keeps
+// the room it once needed. The deletions before have paid for the copy.
+func shrink[K comparable, V any](m map[K]V, most *int) map[K]V {
+	if *most < 64 || len(m) > *most/8 {
+		return m
+	}
+	small := make(map[K]V, len(m))
+	maps.Copy(small, m)
+	*most = len(m)
+	return small
 }
 
 // item is one key's last seen revision, compact: there may be millions.
@@ -153,6 +174,24 @@ func (v *view) silent(now time.Time) bool {
 // viewStale is how long a silent consumer is still believed to be complete: its
 // heartbeats come every second.
 const viewStale = 2500 * time.Millisecond
+
+// heardWithin says that all that was stored until d ago has been delivered.
+func (v *view) heardWithin(d time.Duration, now time.Time) bool {
+	_, hi := v.clock.bounds(now)
+	return hi.UnixNano()-v.heard.Load() <= int64(d)
+}
+
+// hasSeen says that the last message of key until d ago was rev.
+func (v *view) hasSeen(key string, rev uint64, d time.Duration, now time.Time) bool {
+	if !v.fresh(now) || !v.heardWithin(d, now) { // before the item is looked at
+		return false
+	}
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	return it != nil && it.rev == rev && it.epoch == v.epoch.Load()
+}
 
 // noteFence raises the highest fence seen.
 func (v *view) noteFence(rev uint64) {
@@ -267,6 +306,7 @@ func (v *view) put(key string, it *item) {
 		v.held.Add(-1)
 	}
 	sh.items[key] = it
+	sh.most = max(sh.most, len(sh.items))
 	// One heap element stands for a key; when it comes up too early it is put
 	// back, so a renewal costs nothing here. Only an end that moved forward needs
 	// an element of its own.
@@ -304,6 +344,7 @@ func (v *view) completed(epoch uint32) {
 			}
 			delete(sh.items, key)
 		}
+		sh.items = shrink(sh.items, &sh.most)
 		sh.mu.Unlock()
 	}
 	if v.epoch.Load() == epoch {
@@ -316,7 +357,7 @@ func (v *view) forget() {
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
-		sh.items, sh.due = make(map[string]*item), nil
+		sh.items, sh.most, sh.due = make(map[string]*item), 0, nil
 		sh.mu.Unlock()
 	}
 	v.held.Store(0)
@@ -404,6 +445,17 @@ const (
 	tellUntil = 20 * time.Second
 )
 
+const (
+	// tellWithin bounds the writing of an expired event that is conditional on an
+	// empty key, and tellHeard how long ago the view heard last at its start. An
+	// empty key does not say that nothing was there in between; but what was taken
+	// after the view heard is not over before the write is, for a lease has MinTTL
+	// at least. So the event is not told again for an end that is long past, and
+	// never stands in the place of another lease's.
+	tellWithin = MinTTL / 2
+	tellHeard  = MinTTL - tellWithin
+)
+
 // ended is a lease that ran out and that nobody has told yet, as far as known.
 type ended struct {
 	Entry
@@ -414,6 +466,7 @@ type ended struct {
 // whose end is to be told now.
 func (v *view) expire(now time.Time) (tell []ended) {
 	local, fresh, epoch := v.local(now), v.fresh(now), v.epoch.Load()
+	heard := v.heardWithin(tellHeard-tellHeard/5, now) // still so in tell
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
@@ -433,7 +486,7 @@ func (v *view) expire(now time.Time) (tell []ended) {
 			}
 			switch {
 			case !it.isLease(), local > it.over+int64(tellUntil):
-				delete(sh.items, d.key)
+				sh.drop(d.key)
 				continue
 			case it.next == it.over: // just ended
 				it.next = it.over + int64(it.tellAfter())
@@ -441,6 +494,8 @@ func (v *view) expire(now time.Time) (tell []ended) {
 				it.next = local + int64(tellSpread)
 			case !fresh || it.epoch != epoch:
 				it.next = local + int64(tellSpread/2)
+			case it.horizon == 0 && !heard:
+				it.next = local + int64(tellSpread/4) // soon after the next heartbeat
 			default:
 				it.flags |= flagTelling
 				it.next = local + int64(tellSpread)
@@ -503,5 +558,8 @@ func (h *dueHeap) Pop() any {
 	x := old[n]
 	old[n] = dueItem{}
 	*h = old[:n]
+	if cap(old) >= 64 && n <= cap(old)/4 { // as with the map
+		*h = append(make(dueHeap, 0, cap(old)/2), old[:n]...)
+	}
 	return x
 }

@@ -31,6 +31,7 @@ type waiters struct {
 
 	mu    sync.Mutex
 	lines map[string]*line
+	most  int // lines there were since the map was made
 	count int
 }
 
@@ -64,6 +65,7 @@ func (w *waiters) join(key, holder string) (p *place, first bool, err error) {
 	if l == nil {
 		l = &line{}
 		w.lines[key] = l
+		w.most = max(w.most, len(w.lines))
 	}
 	l.forgetLost(time.Now())
 	for _, old := range l.places {
@@ -113,6 +115,7 @@ func (w *waiters) tidyLocked(key string, l *line) {
 			l.timer.Stop()
 		}
 		delete(w.lines, key)
+		w.lines = shrink(w.lines, &w.most)
 		return
 	}
 	if l.next() == nil { // only kept places

@@ -108,6 +108,8 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 				if err := w.status(msg, last); err != nil {
 					return err
 				}
+				lo, _ := w.view.clock.bounds(now)
+				w.view.heard.Store(lo.UnixNano())
 				continue
 			}
 			meta, err := msg.Metadata()
@@ -126,6 +128,7 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 				e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
 				w.view.delivered(e, ttl, epoch, now)
 			}
+			w.view.heard.Store(meta.Timestamp.UnixNano())
 			if meta.NumPending == 0 && !w.view.complete.Load() {
 				w.view.completed(epoch)
 			}
