@@ -248,6 +248,7 @@ func stateDir() (string, error) {
 // serve runs the parts, and takes them down in the opposite order when ctx
 // ends: the service, its connections, the NATS server inside, the HTTP port.
 func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
+	go tuneGC(ctx)
 	var rows []metrics.Endpoint
 	for _, row := range leased.Endpoints() {
 		rows = append(rows, metrics.Endpoint{Name: row.Name, Kinds: row.Kinds})
@@ -272,6 +273,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 
 	var connect connector = p.nats.dial
 	where := redact(p.nats.urls)
+	groupCommit := false
 	if p.inside != nil {
 		p.inside.Logger = log
 		inside, err := embedded.Start(*p.inside)
@@ -280,6 +282,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 		}
 		defer func() { err = errors.Join(err, shutdown(inside)) }()
 		where = inside.ClientURL()
+		groupCommit = inside.SyncsAlways()
 		connect = func(options ...nats.Option) (*nats.Conn, error) {
 			return inside.Connect(append(append([]nats.Option{}, p.nats.options...), options...)...)
 		}
@@ -296,7 +299,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 	svc, err := leased.Start(leased.Options{
 		Front: connections.front, Store: connections.store, Hop: connections.hop,
 		JSDomain: p.nats.jsDomain, JSAPIPrefix: p.nats.jsAPIPrefix, Replicas: c.Replicas,
-		APIPrefix: c.APIPrefix, EventPrefix: c.EventPrefix,
+		APIPrefix: c.APIPrefix, EventPrefix: c.EventPrefix, GroupCommit: groupCommit,
 		MaxInFlight: c.MaxInFlight, MaxForwards: c.MaxForwards,
 		Version: version(), Logger: log, Metrics: m,
 	})

@@ -143,6 +143,12 @@ func Start(o Options) (*Server, error) {
 // ClientURL is the URL of the listener for clients, without credentials.
 func (s *Server) ClientURL() string { return s.ns.ClientURL() }
 
+// SyncsAlways tells whether every write is on disk before it is acknowledged.
+func (s *Server) SyncsAlways() bool {
+	c := s.ns.JetStreamConfig()
+	return c != nil && c.SyncAlways
+}
+
 // Version is the version of nats-server built in, such as 2.15.3.
 func (s *Server) Version() string { return server.VERSION }
 

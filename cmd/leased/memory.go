@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"math"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+// Garbage that may gather before it is collected. A service with few leases has
+// a heap of a few MiB, which Go would collect many times a second under load;
+// one with a million has hundreds, of which as much again would be too much.
+const (
+	garbage     = 64 << 20 // bytes, whatever the heap
+	leastGC     = 25       // percent of the heap
+	mostGC      = 1600
+	gcEvery     = time.Second
+	liveHeap    = "/gc/heap/live:bytes"
+	gcTolerance = 0.1
+)
+
+// tuneGC keeps GOGC at what lets about that much garbage gather, until ctx is
+// done, unless the environment sets it.
+func tuneGC(ctx context.Context) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	tick := time.NewTicker(gcEvery)
+	defer tick.Stop()
+	sample := []metrics.Sample{{Name: liveHeap}}
+	now := 100
+	for {
+		metrics.Read(sample)
+		if percent := gcPercent(sample[0].Value.Uint64()); math.Abs(float64(percent-now)) > gcTolerance*float64(now) {
+			debug.SetGCPercent(percent)
+			now = percent
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// gcPercent is GOGC for a heap of live bytes.
+func gcPercent(live uint64) int {
+	return int(min(max(100*garbage/max(live, 1), leastGC), mostGC))
+}
