@@ -123,23 +123,40 @@ func (s *Service) listAnswer(leases []service.Lease, more bool, err error) (answ
 const helpersOfRenewMany = 256
 
 // renewMany renews the leases of r side by side and answers for each in order.
+// What was stored at once is answered here; those that need more, each takes
+// its own way.
 func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
-	replies := make([]answer, len(r.Leases))
+	leases := make([]service.KeyRevision, len(r.Leases))
+	for i, p := range r.Leases {
+		leases[i] = service.KeyRevision(p)
+	}
+	renewals := s.leases.StartRenewals(ctx, r.Holder, r.TTL, leases)
+	replies := make([]answer, len(renewals))
+	finish := func(i int) {
+		err := s.safely("renew_many", func() (err error) {
+			replies[i], err = leaseAnswer(renewals[i].Finish(ctx))
+			return err
+		})
+		if err != nil {
+			replies[i], _ = errorAnswerOf(leases[i].Key, err)
+		}
+	}
+	var rest []int
+	for i := range renewals {
+		if renewals[i].Stored() {
+			finish(i)
+		} else {
+			rest = append(rest, i)
+		}
+	}
 	var next atomic.Int64
 	work := func() {
-		for i := int(next.Add(1)) - 1; i < len(r.Leases); i = int(next.Add(1)) - 1 {
-			p := r.Leases[i]
-			err := s.safely("renew_many", func() (err error) {
-				replies[i], err = leaseAnswer(s.leases.Renew(ctx, p.Key, r.Holder, p.Revision, r.TTL))
-				return err
-			})
-			if err != nil {
-				replies[i], _ = errorAnswerOf(p.Key, err)
-			}
+		for n := int(next.Add(1)) - 1; n < len(rest); n = int(next.Add(1)) - 1 {
+			finish(rest[n])
 		}
 	}
 	var wg sync.WaitGroup
-	for range len(r.Leases) - 1 {
+	for range len(rest) - 1 {
 		select {
 		case s.helpers <- struct{}{}:
 			wg.Add(1)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nuid"
 )
@@ -73,21 +75,63 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 	}
 	c.queue = append(c.queue, p)
 	c.mu.Unlock()
+	return c.wait(ctx, p)
+}
 
+// wait gives the verdict on p. A write that is still in the queue when the time
+// is over is taken off it.
+func (c *committer) wait(ctx context.Context, p *pendingWrite) (uint64, error) {
+	t := time.NewTimer(limit(ctx))
+	defer t.Stop()
 	select {
 	case <-p.done:
 		return p.rev, p.err
-	case <-ctx.Done():
+	case <-t.C:
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, q := range c.queue {
-		if q == p {
-			c.queue = append(c.queue[:i], c.queue[i+1:]...)
-			return 0, notStored(ctx.Err())
+	if i := slices.Index(c.queue, p); i >= 0 {
+		c.queue = slices.Delete(c.queue, i, i+1)
+		return 0, notStored(errTooLate)
+	}
+	return 0, fmt.Errorf("%w: %w", ErrNoVerdict, context.DeadlineExceeded)
+}
+
+// putMany stores writes of different keys like put.
+func (c *committer) putMany(ctx context.Context, ws []*Write) []PutResult {
+	verdicts := make([]PutResult, len(ws))
+	var wg sync.WaitGroup
+	pending := make([]*pendingWrite, len(ws))
+	for i, w := range ws {
+		if !c.current(w) {
+			wg.Go(func() { verdicts[i].Revision, verdicts[i].Err = c.js.putOne(ctx, w) })
+			continue
+		}
+		pending[i] = &pendingWrite{w: w, done: make(chan struct{})}
+	}
+	c.add(pending)
+	for i, p := range pending {
+		if p != nil {
+			verdicts[i].Revision, verdicts[i].Err = c.wait(ctx, p)
 		}
 	}
-	return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ctx.Err())
+	wg.Wait()
+	return verdicts
+}
+
+// add queues writes, and sees to it that they are sent.
+func (c *committer) add(ps []*pendingWrite) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range ps {
+		if p != nil {
+			c.queue = append(c.queue, p)
+		}
+	}
+	if !c.flying && len(c.queue) > 0 {
+		c.flying = true
+		go c.fly()
+	}
 }
 
 // fly sends batches until nothing is left to send.

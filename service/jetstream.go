@@ -232,6 +232,37 @@ func (j *js) putOne(ctx context.Context, w *Write) (uint64, error) {
 	return j.send(ctx, j.message(w), 0)
 }
 
+// PutMany implements Store.
+func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
+	if j.group != nil && j.atomic.Load() {
+		return j.group.putMany(ctx, ws)
+	}
+	verdicts := make([]PutResult, len(ws))
+	out := make([]*exchange, len(ws))
+	wait := limit(ctx)
+	if wait <= 0 {
+		for i := range verdicts {
+			verdicts[i].Err = notStored(errTooLate)
+		}
+		return verdicts
+	}
+	until := time.Now().Add(wait)
+	for i, w := range ws {
+		e, err := j.out.start(j.message(w))
+		if err != nil {
+			_, verdicts[i].Err = j.verdict(nil, err, 0)
+		}
+		out[i] = e
+	}
+	for i, e := range out {
+		if e != nil {
+			reply, err := j.out.finish(e, time.Until(until))
+			verdicts[i].Revision, verdicts[i].Err = j.verdict(reply, err, 0)
+		}
+	}
+	return verdicts
+}
+
 // message is w as it is published.
 func (j *js) message(w *Write) *nats.Msg {
 	msg := nats.NewMsg(j.put + w.Key)
@@ -258,6 +289,11 @@ func (j *js) message(w *Write) *nats.Msg {
 // commits, 0 for a message that stands alone.
 func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
 	reply, err := j.ask(ctx, msg)
+	return j.verdict(reply, err, batch)
+}
+
+// verdict reads what came back of a write.
+func (j *js) verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, errTooLate), errors.Is(err, nats.ErrNoResponders),

@@ -124,12 +124,28 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 	if err := l.Allow(c.Op); err != nil {
 		return Result{}, err
 	}
+	return l.runFrom(ctx, c, bucket, nil)
+}
+
+// runFrom is run in a bucket that allowed it. first, if it is there, is the first
+// write, tried already.
+func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *attempt) (Result, error) {
 	ctx, end := withDeadline(ctx, time.Now().Add(callBudget))
 	defer end()
 
 	guess := true
 	doubt := noDoubt
 	for try := 0; ; try++ {
+		if first != nil {
+			a := first
+			first = nil
+			res, err := l.conclude(ctx, c, a, bucket)
+			if !errors.Is(err, ErrConflict) {
+				return res, err
+			}
+			doubt = doubt.after(err, a.w)
+			guess = false
+		}
 		var st State
 		var err error
 		guessed := false
@@ -153,17 +169,12 @@ func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
 		case d.Write == nil:
 			return l.answer(c, st, d)
 		}
-		res, err := l.write(ctx, c, d, bucket)
+		a := l.prepare(c.Key, d)
+		res, err := l.conclude(ctx, c, a, bucket)
 		if !errors.Is(err, ErrConflict) {
 			return res, doubt.fail(err)
 		}
-		switch {
-		case !errors.Is(err, errInDoubt):
-		case d.Write.Expect == 0:
-			doubt = mayStillLand
-		default:
-			doubt = max(doubt, wasInDoubt)
-		}
+		doubt = doubt.after(err, a.w)
 		l.obs.Conflict()
 		if err := pause(ctx, try); err != nil {
 			return Result{}, doubt.fail(callError(ctx, err))
@@ -190,6 +201,18 @@ var (
 	errInDoubt = errors.New("an earlier try got no verdict")
 	errDenied  = errors.New("another holds the key now")
 )
+
+// after is what is left to remember of a write that met a conflict.
+func (d doubt) after(conflict error, w *Write) doubt {
+	switch {
+	case !errors.Is(conflict, errInDoubt):
+		return d
+	case w.Expect == 0:
+		return mayStillLand
+	default:
+		return max(d, wasInDoubt)
+	}
+}
 
 // fail turns a failure that means "not applied" into unknown where that cannot
 // be promised.
@@ -310,12 +333,34 @@ func (l *Leases) now(ctx context.Context) (time.Time, error) {
 	})
 }
 
-// write stores what d asks for and makes the reply. ErrConflict means that
-// nothing of it is stored and the key must be looked at again.
+// attempt is one write, ready to be stored.
+type attempt struct {
+	d      Decision
+	rec    *Record
+	w      *Write
+	before uint64 // the highest fence seen before it was sent
+
+	sent time.Time // not zero: tried once, with this verdict
+	rev  uint64
+	err  error
+}
+
+// prepare makes the write that d asks for.
+func (l *Leases) prepare(key string, d Decision) *attempt {
+	rec, w := l.compose(key, d.Write)
+	return &attempt{d: d, rec: rec, w: w, before: l.view.highest.Load()}
+}
+
+// write prepares and concludes.
 func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64) (Result, error) {
-	rec, w := l.compose(c.Key, d.Write)
-	before := l.view.highest.Load()
-	done, err := l.commit(ctx, c.Op, w, rec)
+	return l.conclude(ctx, c, l.prepare(c.Key, d), bucket)
+}
+
+// conclude stores the write and makes the reply. ErrConflict means that nothing
+// of it is stored and the key must be looked at again.
+func (l *Leases) conclude(ctx context.Context, c Command, a *attempt, bucket int64) (Result, error) {
+	d, rec, w, before := a.d, a.rec, a.w, a.before
+	done, err := l.commit(ctx, c.Op, a)
 	if err != nil {
 		return Result{}, err
 	}
@@ -393,8 +438,12 @@ type committed struct {
 // condition with the same body: success is ours, and a conflict is resolved by
 // reading the key and comparing the nonce. A lease is not asked for again after
 // its own time is over: that could only make one that nobody may act on.
-func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (committed, error) {
-	sent := time.Now()
+func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, error) {
+	w, rec, sent := a.w, a.rec, a.sent
+	tried := !sent.IsZero()
+	if !tried {
+		sent = time.Now()
+	}
 	open := false // a try without a verdict is out
 	var last error
 	whole := ctx
@@ -404,7 +453,10 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (comm
 		defer end()
 	}
 	for try := 0; ; try++ {
-		rev, err := l.store.Put(ctx, w)
+		rev, err := a.rev, a.err
+		if try > 0 || !tried {
+			rev, err = l.store.Put(ctx, w)
+		}
 		switch {
 		case err == nil:
 			return committed{rev, sent, time.Now()}, nil
@@ -450,8 +502,8 @@ func (l *Leases) commit(ctx context.Context, op Op, w *Write, rec *Record) (comm
 func (l *Leases) undo(ctx context.Context, c Command, rec *Record, done committed, cause error) error {
 	e := Entry{Key: c.Key, Revision: done.revision, At: done.acked, Record: rec}
 	if c.Op == OpAcquire {
-		rec, w := l.compose(c.Key, tombstone(&e, done.revision, Released))
-		if _, err := l.commit(ctx, OpRelease, w, rec); err != nil {
+		back := l.prepare(c.Key, Decision{Write: tombstone(&e, done.revision, Released)})
+		if _, err := l.commit(ctx, OpRelease, back); err != nil {
 			return kinds.Errorf(kinds.Unknown, "%w, and the write could not be taken back", cause)
 		}
 		return kinds.Errorf(kinds.Unavailable, "%w", cause)

@@ -183,6 +183,16 @@ func (s *faultyStore) Put(ctx context.Context, w *Write) (uint64, error) {
 	return rev, err
 }
 
+func (s *faultyStore) PutMany(ctx context.Context, ws []*Write) []PutResult {
+	results := make([]PutResult, len(ws))
+	var wg sync.WaitGroup
+	for i, w := range ws {
+		wg.Go(func() { results[i].Revision, results[i].Err = s.Put(ctx, w) })
+	}
+	wg.Wait()
+	return results
+}
+
 func (s *faultyStore) Get(ctx context.Context, key string) (Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -352,6 +362,9 @@ func scheduledCall(l *Leases, op fault.Op) (Result, error) {
 	case fault.Acquire:
 		return l.Acquire(ctx, op.Key, op.Holder, op.TTL, "")
 	case fault.Renew:
+		if op.Revision%2 == 0 { // as renew_many does
+			return l.StartRenewals(ctx, op.Holder, op.TTL, []KeyRevision{{op.Key, op.Revision}})[0].Finish(ctx)
+		}
 		return l.Renew(ctx, op.Key, op.Holder, op.Revision, op.TTL)
 	case fault.Release:
 		return l.Release(ctx, op.Key, op.Holder, op.Revision)

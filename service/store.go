@@ -37,6 +37,10 @@ type Store interface {
 	//	              condition lets at most one of them in.
 	Put(ctx context.Context, w *Write) (revision uint64, err error)
 
+	// PutMany stores writes of different keys side by side, each like Put, and
+	// returns their verdicts in order.
+	PutMany(ctx context.Context, ws []*Write) []PutResult
+
 	// Now reads the clock of the stream leader, asked after the call began.
 	Now(ctx context.Context) (time.Time, error)
 }
@@ -50,6 +54,12 @@ type Write struct {
 	Nonce     string
 	TTL       time.Duration // whole seconds: when the server removes the message
 	Tombstone bool
+}
+
+// PutResult is what Put returns.
+type PutResult struct {
+	Revision uint64
+	Err      error
 }
 
 // The verdicts of a Store. Test with errors.Is.
