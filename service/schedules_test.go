@@ -254,7 +254,7 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 	v.completed(epoch)
 	store.feeds = append(store.feeds, func(e Entry, ttl time.Duration) { feed <- storedMsg{entry: e, ttl: ttl} })
 	background.Go(func() {
-		alive := time.NewTicker(time.Second)
+		alive := time.NewTicker(watchHeartbeat / 2)
 		defer alive.Stop()
 		v.alive.Store(v.local(time.Now()))
 		for {

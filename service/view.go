@@ -181,6 +181,12 @@ func (v *view) heardWithin(d time.Duration, now time.Time) bool {
 	return hi.UnixNano()-v.heard.Load() <= int64(d)
 }
 
+// behind says that the consumer lags: a lease may have come and gone that the
+// view does not know.
+func (v *view) behind(now time.Time) bool {
+	return v.complete.Load() && !(v.fresh(now) && v.heardWithin(MinTTL, now))
+}
+
 // hasSeen says that the last message of key until d ago was rev.
 func (v *view) hasSeen(key string, rev uint64, d time.Duration, now time.Time) bool {
 	if !v.fresh(now) || !v.heardWithin(d, now) { // before the item is looked at

@@ -175,7 +175,7 @@ func (w *watcher) create(ctx context.Context, name, inbox string) (pending uint6
 			"mem_storage":        true,
 			"num_replicas":       1,
 			"flow_control":       true,
-			"idle_heartbeat":     watchHeartbeat,
+			"idle_heartbeat":     watchHeartbeat / 2, // one may be late
 			"inactive_threshold": watchLinger,
 			"metadata":           map[string]string{"leased": "view"},
 		},

@@ -245,7 +245,7 @@ func (l *listener) settled() (wrong []string) {
 const healthy = 400 * time.Millisecond
 
 // onHealthyMachine runs try until one run was right, or wrong without having
-// been disturbed by the machine, which fails the test.
+// been disturbed by the machine, or wrong every time: both fail the test.
 func onHealthyMachine(t *testing.T, try func(t *testing.T) (wrong []string, worst time.Duration)) {
 	const tries = 5
 	for range tries {
@@ -259,7 +259,7 @@ func onHealthyMachine(t *testing.T, try func(t *testing.T) (wrong []string, wors
 		}
 		t.Logf("this machine held something up for %v, and:\n%s", worst, strings.Join(wrong, "\n"))
 	}
-	t.Skipf("this machine is too busy: in each of %d runs something was held up for more than %v", tries, healthy)
+	t.Errorf("in each of %d runs something was wrong, and something was held up for more than %v", tries, healthy)
 }
 
 // TestEventsOfOneKey: every change once, in order, with what the reply said.

@@ -29,7 +29,7 @@ func TestNothingIsLeftOf100000Keys(t *testing.T) {
 		growth(t)
 		return
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestNothingIsLeftOf100000Keys$", "-test.v", "-test.timeout=5m")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestNothingIsLeftOf100000Keys$", "-test.v", "-test.timeout=10m")
 	cmd.Env = append(os.Environ(), growthChild+"=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
