@@ -56,7 +56,8 @@ func good(key string, revision uint64) map[string]request {
 // TestEveryKindOfEveryCall brings every call to every kind that the contract
 // lets it answer, no_reply included. The rig checks body, headers and counters
 // of each; what is checked here is that nothing is missing. A panic of a
-// handler is not among the ways to internal: no request is known that causes one.
+// handler is not among the ways to internal, as no request is known that causes
+// one: TestPanicInAHandler of the root package makes handlers that do.
 func TestEveryKindOfEveryCall(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -120,7 +120,7 @@ func resumes(t *testing.T, c *caller, in *instance) {
 }
 
 // TestTooOldStreamLeader: in a cluster of two versions the leader of the bucket
-// decides, wherever the service is connected.
+// decides, for every call, wherever the service is connected.
 func TestTooOldStreamLeader(t *testing.T) {
 	t.Parallel()
 	cl := testnats.ChildCluster(t, 3, testnats.ChildOptions{}, "2.11.10", "2.11.9", "2.11.10")
@@ -130,6 +130,7 @@ func TestTooOldStreamLeader(t *testing.T) {
 	for range 2 {
 		cl.StepDown("KV_leases", 1)
 		testnats.Eventually(t, 10*time.Second, func() bool { return c.acquire("k", "A", time.Second).Kind == "unsupported" }, "grants on a leader of 2.11.9: ", late(in.bucket))
+		unsupported(t, c, in, "2.11.9")
 		cl.StepDown("KV_leases", 2)
 		testnats.Eventually(t, 10*time.Second, func() bool { return c.acquire("k", "A", time.Second).Kind == "granted" }, "does not resume: ", late(in.bucket))
 	}
