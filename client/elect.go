@@ -54,7 +54,7 @@ func (c *Client) Elect(ctx context.Context, key string, o ElectOptions) error {
 		if err != nil {
 			continue // ctx has ended
 		}
-		o.denied(h.claim.lease())
+		o.denied(h.lease())
 		var cause error
 		err = h.run(ctx, func(ctx context.Context, h *Hold) error {
 			o.OnElected(ctx, h)

@@ -306,6 +306,13 @@ func (h *Hold) Resign(ctx context.Context) error {
 	return h.release(ctx)
 }
 
+// lease is the tenure as it is known now.
+func (h *Hold) lease() Lease {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.claim.lease()
+}
+
 // limit is when the Context ends. The caller has the mutex or is alone.
 func (h *Hold) limit() time.Time { return h.claim.until.Add(-h.options.Margin) }
 
@@ -414,10 +421,7 @@ func (h *Hold) untilDue() time.Duration {
 // attempt renews once and, when there is no verdict, asks the owner. An error of
 // kind lost is final; after any other the claim stands as it was.
 func (h *Hold) attempt(renew func(context.Context, Lease) (Result, error)) error {
-	h.mu.Lock()
-	l := h.claim.lease()
-	h.mu.Unlock()
-
+	l := h.lease()
 	ctx, cancel := context.WithTimeout(h.calls, h.patience())
 	r, err := renew(ctx, l)
 	cancel()

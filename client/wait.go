@@ -35,7 +35,7 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 		}
 		wait := slice
 		if end, ok := ctx.Deadline(); ok {
-			wait = min(wait, time.Until(end).Truncate(time.Millisecond))
+			wait = max(0, min(wait, time.Until(end).Truncate(time.Millisecond)))
 		}
 		if o.NoWait || w.poll {
 			wait = 0
@@ -132,8 +132,9 @@ type waiter struct {
 // after waits for a reason to ask again after a denial.
 func (w *waiter) after(ctx context.Context, r Result, waited time.Duration) {
 	if !w.poll {
-		if time.Since(r.SentAt) < waited/2 {
-			// The service has no room for a waiter, or is stopping.
+		if waited == 0 || time.Since(r.SentAt) < waited/2 {
+			// The service has no room for a waiter, or is stopping, or less than the
+			// millisecond is left that it could wait.
 			sleep(ctx, jitter(300*time.Millisecond, 0.7))
 		}
 		return
