@@ -209,6 +209,8 @@ func (h *Hold) begin(ctx context.Context, fresh bool) error {
 // confirm renews a claim until it is datable: only then may anybody act on it. An
 // error means that it has to be acquired again.
 func (h *Hold) confirm(ctx context.Context) error {
+	calls, done := h.lastWords(ctx)
+	defer done()
 	var err error
 	for start := time.Now(); !time.Now().Before(h.limit()); {
 		if err != nil {
@@ -219,7 +221,7 @@ func (h *Hold) confirm(ctx context.Context) error {
 			h.loose = true
 			return kinds.Errorf(kinds.Unknown, "lease %s: granted, but it is not known until when", h.claim.key)
 		}
-		if err = h.attempt(h.client.Renew); kinds.Of(err) == kinds.Lost {
+		if err = h.attempt(calls, h.client.Renew); kinds.Of(err) == kinds.Lost {
 			return err
 		}
 	}
@@ -284,15 +286,11 @@ func (h *Hold) Resign(ctx context.Context) error {
 	}
 	h.resigned = true
 
-	h.mu.Lock()
-	drains := h.drains
-	h.mu.Unlock()
-	var busy error
-	for _, drain := range drains {
-		busy = errors.Join(busy, drain(ctx))
-	}
-
+	drained, busy := h.drain(ctx, 0)
 	h.end(ErrResigned)
+	if _, err := h.drain(ctx, drained); err != nil { // of an inbox that came to serve meanwhile
+		busy = errors.Join(busy, err)
+	}
 	stop := context.AfterFunc(ctx, h.abort)
 	<-h.done
 	stop()
@@ -304,6 +302,18 @@ func (h *Hold) Resign(ctx context.Context) error {
 		return fmt.Errorf("lease %s is left to run out: %w", h.claim.key, busy)
 	}
 	return h.release(ctx)
+}
+
+// drain drains the inboxes from the nth on and returns how many there are.
+func (h *Hold) drain(ctx context.Context, n int) (int, error) {
+	h.mu.Lock()
+	drains := h.drains
+	h.mu.Unlock()
+	var busy error
+	for _, drain := range drains[n:] {
+		busy = errors.Join(busy, drain(ctx))
+	}
+	return len(drains), busy
 }
 
 // lease is the tenure as it is known now.
@@ -382,7 +392,7 @@ func (h *Hold) keep() {
 			timer.Stop()
 			return
 		}
-		err := h.attempt(renew)
+		err := h.attempt(h.calls, renew)
 
 		h.mu.Lock()
 		h.trouble = err
@@ -418,11 +428,12 @@ func (h *Hold) untilDue() time.Duration {
 	return time.Until(sent.Add(jitter(h.options.TTL/3, 0.1)))
 }
 
-// attempt renews once and, when there is no verdict, asks the owner. An error of
-// kind lost is final; after any other the claim stands as it was.
-func (h *Hold) attempt(renew func(context.Context, Lease) (Result, error)) error {
+// attempt renews once and, when there is no verdict, asks the owner, in calls that
+// end with calls. An error of kind lost is final; after any other the claim stands
+// as it was.
+func (h *Hold) attempt(calls context.Context, renew func(context.Context, Lease) (Result, error)) error {
 	l := h.lease()
-	ctx, cancel := context.WithTimeout(h.calls, h.patience())
+	ctx, cancel := context.WithTimeout(calls, h.patience())
 	r, err := renew(ctx, l)
 	cancel()
 
@@ -439,7 +450,7 @@ func (h *Hold) attempt(renew func(context.Context, Lease) (Result, error)) error
 	if err == nil || !doubt || !mayBeApplied(err) && kinds.Of(err) != kinds.Lost {
 		return err
 	}
-	ctx, cancel = context.WithTimeout(h.calls, h.patience())
+	ctx, cancel = context.WithTimeout(calls, h.patience())
 	defer cancel()
 	o, ownerErr := h.client.Owner(ctx, l.Key)
 	if ownerErr != nil {

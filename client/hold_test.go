@@ -450,6 +450,43 @@ func TestWaiting(t *testing.T) {
 		}
 	})
 
+	inBubble(t, "giving up while it renews before it acts, in silence", func(t *testing.T, w *world) {
+		for _, renewed := range []bool{false, true} {
+			w.seize("k", "me", 10*time.Minute) // a life before
+			ctx, cancel := context.WithCancel(t.Context())
+			n := w.count("renew")
+			w.play("renew", fault{lose: !renewed, mute: renewed})
+			w.play("owner", fault{lose: true})
+			go func() {
+				for w.count("renew") == n {
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(150 * time.Millisecond)
+				cancel()
+			}()
+			_, err := newClient(w.process(), Options{}).Hold(ctx, "k", HoldOptions{Holder: "me", TTL: time.Minute})
+			gaveUp := w.call("renew", n).Add(150 * time.Millisecond)
+			if !errors.Is(err, context.Canceled) || time.Since(gaveUp) > 1500*time.Millisecond {
+				t.Errorf("%v after %v", err, time.Since(gaveUp))
+			}
+			if owner := w.owner("k"); !renewed && owner != "" {
+				t.Errorf("%s has the lease", owner)
+			}
+			w.play("owner")
+			time.Sleep(time.Minute)
+		}
+	})
+
+	inBubble(t, "the part of a millisecond before the wait is over is not spent asking", func(t *testing.T, w *world) {
+		w.seize("k", "other", time.Minute)
+		start := time.Now()
+		_, err := newClient(w.process(), Options{}).Hold(t.Context(), "k", HoldOptions{Wait: 2500*time.Millisecond + 700*time.Microsecond})
+		var denied *DeniedError
+		if !errors.As(err, &denied) || time.Since(start) > 2501*time.Millisecond || w.count("acquire") > 5 {
+			t.Errorf("%v after %v and %d acquires", err, time.Since(start), w.count("acquire"))
+		}
+	})
+
 	inBubble(t, "Wait limits the wait and not the Hold", func(t *testing.T, w *world) {
 		c := newClient(w.process(), Options{})
 		for _, old := range []bool{false, true} {

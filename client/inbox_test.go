@@ -161,6 +161,39 @@ func TestInbox(t *testing.T) {
 		in.Close()
 	})
 
+	inBubble(t, "an inbox that comes to serve while the Hold resigns is drained too", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		in, _ := c.Inbox("me", InboxOptions{})
+		h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
+		s := &sender{t: t, p: w.process()}
+		answered := make(chan string, 1)
+		late := func(context.Context) error {
+			_ = in.Serve(h, func(context.Context, Request) []byte {
+				time.Sleep(time.Second)
+				if w.owner("k") != "me" {
+					t.Error("released before the request was answered")
+				}
+				return []byte("late")
+			})
+			go func() {
+				got, _, _ := s.send("me", "k", at(h.Revision()), "")
+				answered <- got
+			}()
+			time.Sleep(time.Millisecond)
+			return nil
+		}
+		h.mu.Lock()
+		h.drains = append(h.drains, late) // runs after Resign has looked which inboxes there are
+		h.mu.Unlock()
+		if err := h.Resign(t.Context()); err != nil || w.owner("k") != "" {
+			t.Errorf("%v; owner %q", err, w.owner("k"))
+		}
+		if got := <-answered; got != "late" {
+			t.Errorf("answered %q", got)
+		}
+		in.Close()
+	})
+
 	inBubble(t, "requests that do not end: the lease is left to run out, not released", func(t *testing.T, w *world) {
 		c := newClient(w.process(), Options{})
 		in, _ := c.Inbox("me", InboxOptions{})

@@ -82,17 +82,23 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 
 // acquireOnce makes one call, whose answer is awaited even if ctx ends meanwhile.
 func (h *Hold) acquireOnce(ctx context.Context, wait time.Duration) (Result, error) {
-	call, cancel := context.WithCancel(h.calls)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() {
-		if sleep(call, lastWord) {
-			cancel()
-		}
-	})
-	defer stop()
+	call, done := h.lastWords(ctx)
+	defer done()
 	return h.client.Acquire(call, AcquireRequest{
 		Key: h.claim.key, Holder: h.options.Holder, TTL: h.options.TTL, Wait: wait, Meta: h.options.Meta,
 	})
+}
+
+// lastWords is the context of calls whose answers are of use for a while after ctx
+// has ended.
+func (h *Hold) lastWords(ctx context.Context) (calls context.Context, done func()) {
+	calls, cancel := context.WithCancel(h.calls)
+	stop := context.AfterFunc(ctx, func() {
+		if sleep(calls, lastWord) {
+			cancel()
+		}
+	})
+	return calls, func() { stop(); cancel() }
 }
 
 // errWaited ends a wait that Wait limits.
@@ -112,6 +118,11 @@ func (h *Hold) notAcquired(ctx context.Context, last error) error {
 func (h *Hold) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slice/4)
 	defer cancel()
+	if h.claim.revision > 0 {
+		if _, err := h.client.Release(ctx, h.claim.lease()); kinds.Of(err) != kinds.Lost {
+			return
+		}
+	}
 	r, err := h.client.Owner(ctx, h.claim.key)
 	if err == nil && r.Kind == kinds.Held && r.Holder == h.options.Holder {
 		_, _ = h.client.Release(ctx, r.Lease)
