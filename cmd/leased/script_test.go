@@ -31,6 +31,7 @@ func TestScript(t *testing.T) {
 	ns := startNATS(t, `authorization { users: [
 		{ user: all, password: pw }
 		{ user: poor, password: pw, permissions: { publish: { deny: ["api.leases.>"] }, subscribe: { deny: ["dagnats.>"] } } }
+		{ user: inbox, password: pw, permissions: { subscribe: ["mine.>"] } }
 	] }`)
 	url := strings.Replace(ns.ClientURL(), "://", "://all:pw@", 1)
 	start(t, cleanEnv(t), beside("--server", url)...).serving()
@@ -42,6 +43,15 @@ func TestScript(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// Beside it two more, on which nobody serves leases: one wants a token, one a
+	// client's certificate before it says a word, and an NKEY.
+	seed, ca := testSeed(t), newAuthority(t)
+	cert, key := ca.client(t)
+	token := startNATS(t, `authorization { token: secret }`)
+	secure := startNATS(t, fmt.Sprintf("authorization { users: [{nkey: %s}] }\ntls { cert_file: %q, key_file: %q, ca_file: %q, verify: true, handshake_first: true }",
+		publicKey(t, seed), cert, key, ca.file))
+	seedFile, otherSeed := writeFile(t, "seed.nk", seed), writeFile(t, "other.nk", testSeed(t))
+
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
@@ -50,6 +60,13 @@ func TestScript(t *testing.T) {
 			e.Setenv("NATS", url)
 			e.Setenv("NATS_URL", url)
 			e.Setenv("SERVER", ns.Addr().String())
+			e.Setenv("TOKEN_SERVER", token.Addr().String())
+			e.Setenv("TLS_SERVER", secure.Addr().String())
+			e.Setenv("CA", ca.file)
+			e.Setenv("CERT", cert)
+			e.Setenv("CERT_KEY", key)
+			e.Setenv("SEED", seedFile)
+			e.Setenv("OTHER_SEED", otherSeed)
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, ".config"))
 			p := &parts{ns: ns, nc: nc, running: map[string]*running{}}
@@ -167,14 +184,19 @@ var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
 		ts.Check(nc.Flush())
 		ts.Defer(func() { _ = sub.Unsubscribe() })
 	},
-	// watched: waits until leased watch has subscribed.
+	// publish SUBJECT TEXT
+	"publish": func(ts *testscript.TestScript, neg bool, args []string) {
+		ts.Check(of(ts).nc.Publish(args[0], []byte(args[1])))
+	},
+	// watched [PREFIX]: waits until leased watch has subscribed.
 	"watched": func(ts *testscript.TestScript, neg bool, args []string) {
+		prefix := append(args, "dagnats.lease")[0] + ".changed."
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			conns, err := of(ts).ns.Connz(&server.ConnzOptions{Subscriptions: true})
 			ts.Check(err)
 			for _, c := range conns.Conns {
 				for _, subject := range c.Subs {
-					if c.Name == "leased-cli" && (subject == "dagnats.lease.changed.>" || subject == "dagnats.lease.changed."+ts.Getenv("KEY")) {
+					if c.Name == "leased-cli" && (subject == prefix+">" || subject == prefix+ts.Getenv("KEY")) {
 						return
 					}
 				}
