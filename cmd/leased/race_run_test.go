@@ -159,7 +159,7 @@ var raceModes = []struct {
 		a.wait(a.some(a.ttl))
 		a.signal(a.guard, syscall.SIGKILL)
 	}, []int{exitLost}},
-	{"command ended", func(a *runner) { a.signal(a.child, syscall.SIGKILL) }, []int{137}},
+	{"command ended", func(a *runner) { a.signal(a.child, syscall.SIGKILL) }, []int{137, exitLost}}, // lost before on a busy machine
 }
 
 // errNoStart is what a machine that is too busy for the TTL makes of a race: the

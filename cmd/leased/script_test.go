@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -426,5 +428,66 @@ func onTerminal(ts *testscript.TestScript, code, input string, args []string) {
 	_, _ = io.WriteString(ts.Stdout(), strings.ReplaceAll(out.String(), "\r\n", "\n"))
 	if got := strconv.Itoa(exitStatus(cmd.ProcessState)); got != code {
 		ts.Fatalf("%v ended with code %s, want %s\n%s", args, got, code, out.String())
+	}
+}
+
+// TestScriptsCoverTheCommandLine: every flag of every command that runs or asks,
+// and every exit code that it documents, stands in a script.
+func TestScriptsCoverTheCommandLine(t *testing.T) {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	var lines []string
+	for _, file := range files {
+		lines = append(lines, strings.Split(readFile(t, file), "\n")...)
+	}
+	found := func(pattern string) bool {
+		re := regexp.MustCompile(pattern)
+		return slices.ContainsFunc(lines, re.MatchString)
+	}
+	var c commands
+	parser, err := newParser(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range parser.Model.Children {
+		name := "(" + strings.Join(append(command.Aliases, command.Name), "|") + ")"
+		switch command.Name {
+		case "serve", "fence", "version":
+			continue
+		}
+		for _, f := range command.Flags {
+			spelled := "--" + f.Name
+			if f.Short != 0 {
+				spelled += "|-" + string(f.Short)
+			}
+			of := "leased " + name
+			if f.Group != nil && f.Name != "json" || f.Name == "help" {
+				of = "leased [a-z]+" // the same for all
+			}
+			if !found(of+` .*(`+spelled+`)[ =]`) && !found(of+` .*(`+spelled+`)$`) {
+				t.Errorf("leased %s: no script uses %s", command.Name, spelled)
+			}
+		}
+	}
+	for _, code := range []int{exitOK, exitFailed, exitUsage, exitNoService, exitService, exitWaited, exitNotPermitted} {
+		if !found(fmt.Sprintf(`^exits %d leased (acquire|renew|release|owner|forward|ls|watch|evict)`, code)) {
+			t.Errorf("no script has a call that exits %d", code)
+		}
+	}
+	ends := []int{exitOK, exitFailed, exitUsage, exitWaited, exitLost, exitBefore, 126, 127}
+	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL, syscall.SIGTERM} {
+		ends = append(ends, exitSignal+int(s))
+	}
+	for _, code := range ends {
+		if !found(fmt.Sprintf(`^exits %d leased (run|lock)`, code)) && !found(fmt.Sprintf(`^ends %d `, code)) {
+			t.Errorf("no script has a run that ends with %d", code)
+		}
+	}
+	for _, s := range runSignals {
+		if name := strings.TrimPrefix(unix.SignalName(s.(syscall.Signal)), "SIG"); !found(`^signal ` + name + ` w$`) {
+			t.Errorf("no script sends %s to a run", name)
+		}
 	}
 }
