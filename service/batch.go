@@ -29,8 +29,9 @@ const maxBatch = 512
 //
 // A batch is all or nothing: one condition that does not hold stores nothing
 // and does not say whose it was. So a write whose condition contradicts what is
-// known goes alone, a key stands at most once in a batch, and a batch that was
-// refused is cut in halves until the one at fault stands alone.
+// known goes alone, a key stands at most once in a batch, and of a batch that was
+// refused the keys are read: the writes at fault are told, the others go out
+// again together. Cutting it in halves would cost a flush for each piece.
 type committer struct {
 	js *js
 	// current says whether w's condition agrees with what is known of its key.
@@ -149,17 +150,22 @@ func (c *committer) fly() {
 	}
 }
 
-// take cuts the next batch off the queue, no key twice.
+// take cuts the next batch off the queue, no key twice. What the key's last
+// write has overtaken meanwhile goes alone, now.
 func (c *committer) take() []*pendingWrite {
 	if len(c.queue) == 1 {
 		batch := c.queue
 		c.queue = nil
 		return batch
 	}
-	var batch, rest []*pendingWrite
+	var batch, rest, stale []*pendingWrite
 	keys := make(map[string]bool, min(len(c.queue), maxBatch))
 	for _, p := range c.queue {
-		if len(batch) == maxBatch || keys[p.w.Key] {
+		if !c.current(p.w) {
+			stale = append(stale, p)
+			continue
+		}
+		if len(batch) == maxBatch || keys[p.w.Key] && !mutant("batch-key-twice") {
 			rest = append(rest, p)
 			continue
 		}
@@ -167,31 +173,88 @@ func (c *committer) take() []*pendingWrite {
 		batch = append(batch, p)
 	}
 	c.queue = rest
+	if len(stale) > 0 {
+		go c.alone(stale)
+	}
 	return batch
 }
 
+// maxRefused is how often the rest of a refused batch is tried as a batch again.
+const maxRefused = 3
+
 // send stores the writes of batch, together if that succeeds.
 func (c *committer) send(batch []*pendingWrite) {
-	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
-	defer cancel()
-	if len(batch) == 1 {
-		batch[0].finish(c.js.putOne(ctx, batch[0].w))
-		return
+	for range maxRefused {
+		if len(batch) < 2 {
+			break
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+		last, err := c.js.putAll(ctx, batch)
+		cancel()
+		switch {
+		case err == nil:
+			for i, p := range batch {
+				rev := last - uint64(len(batch)-1-i)
+				if mutant("batch-last-revision") {
+					rev = last
+				}
+				p.finish(rev, nil)
+			}
+			return
+		case errors.Is(err, errBatchRefused):
+			c.alone(batch)
+			return
+		case !errors.Is(err, ErrConflict):
+			for _, p := range batch {
+				p.finish(0, err)
+			}
+			return
+		}
+		var faulty []*pendingWrite
+		if batch, faulty = c.sift(batch); len(faulty) == 0 {
+			break // a write in flight, say
+		}
+		for _, p := range faulty {
+			if mutant("batch-wrong-split") {
+				p.finish(p.w.Expect+1, nil)
+				continue
+			}
+			p.finish(0, ErrConflict)
+		}
 	}
-	last, err := c.js.putAll(ctx, batch)
-	switch {
-	case err == nil:
-		for i, p := range batch {
-			p.finish(last-uint64(len(batch)-1-i), nil)
+	c.alone(batch)
+}
+
+// sift takes out of a refused batch the writes whose conditions do not hold, by
+// a read of each key: reads are not flushed.
+func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
+	holds := make([]bool, len(batch))
+	var wg sync.WaitGroup
+	for i, p := range batch {
+		wg.Go(func() {
+			e, err := c.js.Get(context.Background(), p.w.Key)
+			holds[i] = err != nil || e.Revision == p.w.Expect
+		})
+	}
+	wg.Wait()
+	for i, p := range batch {
+		if holds[i] {
+			good = append(good, p)
+		} else {
+			faulty = append(faulty, p)
 		}
-	case errors.Is(err, ErrConflict), errors.Is(err, errBatchRefused):
-		half := len(batch) / 2
-		c.send(batch[:half])
-		c.send(batch[half:])
-	default:
-		for _, p := range batch {
-			p.finish(0, err)
-		}
+	}
+	return good, faulty
+}
+
+// alone stores writes side by side, each by itself.
+func (c *committer) alone(ps []*pendingWrite) {
+	writes := make([]*Write, len(ps))
+	for i, p := range ps {
+		writes[i] = p.w
+	}
+	for i, r := range c.js.putEach(context.Background(), writes) {
+		ps[i].finish(r.Revision, r.Err)
 	}
 }
 

@@ -237,6 +237,11 @@ func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
 	if j.group != nil && j.atomic.Load() {
 		return j.group.putMany(ctx, ws)
 	}
+	return j.putEach(ctx, ws)
+}
+
+// putEach stores each write by itself, all at the same time.
+func (j *js) putEach(ctx context.Context, ws []*Write) []PutResult {
 	verdicts := make([]PutResult, len(ws))
 	out := make([]*exchange, len(ws))
 	wait := limit(ctx)

@@ -165,7 +165,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *at
 			continue
 		}
 		switch {
-		case d.Write == nil && guessed && mutant("owner-from-view"):
+		case d.Write == nil && guessed && (mutant("owner-from-view") || mutant("denied-from-view")):
 			return l.answer(c, st, d)
 		case d.Write == nil && guessed:
 			continue // only the leader may answer
@@ -253,6 +253,9 @@ func (l *Leases) guess(c Command) (State, bool) {
 	case OpAcquire:
 		if !l.view.fresh(now) {
 			return State{}, false
+		}
+		if mutant("denied-from-view") && ok && s.Live {
+			return State{Entry: s.Entry}, true
 		}
 		if !ok {
 			return State{Entry: Entry{Key: c.Key}}, true

@@ -1,0 +1,299 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/leased/leased/internal/embedded"
+	"github.com/leased/leased/service/kinds"
+)
+
+// openBatching starts an instance that groups its writes on a server of its own
+// that syncs each one.
+func openBatching(t *testing.T) *Instance {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	s, err := embedded.Start(embedded.Options{Listen: "127.0.0.1:0", StoreDir: t.TempDir(), SyncAlways: true, Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	nc, err := s.Connect(nats.ReconnectBufSize(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	i, err := Open(Options{Store: nc, Hop: nc, Replicas: 1, GroupCommit: true, EventPrefix: "dagnats.lease", MicroName: "m", Observer: openGuard{}, Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(i.Close)
+	for deadline := time.Now().Add(20 * time.Second); i.Health().Verdict != Sound || !i.Viewing(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not ready: %+v", i.Health())
+		}
+	}
+	if !i.js.atomic.Load() {
+		t.Fatal("the bucket takes no batches")
+	}
+	return i
+}
+
+// testWrite is an acquire of key on condition expect.
+func testWrite(key string, expect uint64) *Write {
+	rec := &Record{V: recordVersion, Key: key, Holder: "h", TTLMillis: 60_000, AcquiredAt: 1, WrittenAt: 1, Event: Acquired, Nonce: newNonce()}
+	return &Write{Key: key, Expect: expect, Event: Acquired, Body: rec.encode(), Nonce: rec.Nonce, TTL: time.Minute}
+}
+
+// checkPut compares a verdict with what is stored.
+func checkPut(t *testing.T, i *Instance, w *Write, rev uint64, err error) {
+	t.Helper()
+	e, getErr := i.js.Get(t.Context(), w.Key)
+	if getErr != nil {
+		t.Fatal(getErr)
+	}
+	mine := e.Record != nil && e.Record.Nonce == w.Nonce
+	switch {
+	case err == nil && (!mine || e.Revision != rev):
+		t.Errorf("%s: told stored as %d, there is %+v", w.Key, rev, e)
+	case err != nil && mine:
+		t.Errorf("%s: told %v, and it is stored", w.Key, err)
+	case err != nil && !errors.Is(err, ErrConflict):
+		t.Errorf("%s: %v", w.Key, err)
+	}
+}
+
+// TestBatchVerdicts: in a batch each write gets its own verdict and its own
+// revision, whatever becomes of its neighbours.
+func TestBatchVerdicts(t *testing.T) {
+	i := openBatching(t)
+	for _, bad := range [][]int{nil, {0}, {63}, {5, 6}, {0, 31, 32, 63}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}} {
+		name := fmt.Sprint(len(bad), "-", time.Now().UnixNano())
+		var pending []*pendingWrite
+		for n := range 64 {
+			pending = append(pending, &pendingWrite{w: testWrite(fmt.Sprintf("b%s-%d", strings.ReplaceAll(name, " ", ""), n), 0), done: make(chan struct{})})
+		}
+		for _, n := range bad {
+			pending[n].w.Expect = 7 // nothing of theirs is stored
+		}
+		began := time.Now()
+		i.js.group.send(pending)
+		if took := time.Since(began); took > tryTimeout {
+			t.Logf("bad %v: skipped, the disk took %v", bad, took)
+			continue
+		}
+		for n, p := range pending {
+			<-p.done
+			checkPut(t, i, p.w, p.rev, p.err)
+			if wrong := p.w.Expect != 0; wrong != (p.err != nil) {
+				t.Errorf("bad %v, write %d: %v", bad, n, p.err)
+			}
+		}
+	}
+}
+
+// TestBatchKeyOnce: two writes of a key that wait together, the second made
+// after the first, as two callers would: both verdicts are true.
+func TestBatchKeyOnce(t *testing.T) {
+	i := openBatching(t)
+	c := i.js.group
+	twice := []*pendingWrite{}
+	for n := range 8 {
+		for range 2 {
+			twice = append(twice, &pendingWrite{w: testWrite(fmt.Sprintf("k%d", n), 0), done: make(chan struct{})})
+		}
+	}
+	c.mu.Lock()
+	c.queue = append(c.queue, twice...)
+	batch := c.take()
+	keys := map[string]bool{}
+	for _, p := range batch {
+		if keys[p.w.Key] {
+			t.Errorf("%s stands twice in a batch", p.w.Key)
+		}
+		keys[p.w.Key] = true
+	}
+	c.queue = append(batch, c.queue...)
+	c.flying = true
+	c.mu.Unlock()
+	c.fly()
+	stored := map[string]int{}
+	for _, p := range twice {
+		<-p.done
+		checkPut(t, i, p.w, p.rev, p.err)
+		if p.err == nil {
+			stored[p.w.Key]++
+		}
+	}
+	for n := range 8 {
+		if k := fmt.Sprintf("k%d", n); stored[k] != 1 {
+			t.Errorf("%s was stored %d times", k, stored[k])
+		}
+	}
+}
+
+// TestBatchConcurrent: callers that renew and take side by side, some with a
+// revision that is over, get what each would get alone.
+func TestBatchConcurrent(t *testing.T) {
+	i := openBatching(t)
+	ctx := t.Context()
+	var rounds, unknown atomic.Int64
+	failed := func(what string, err error) {
+		if kinds.Of(err) == kinds.Unknown { // the disk took seconds
+			unknown.Add(1)
+			return
+		}
+		t.Errorf("%s: %v", what, err)
+	}
+	var wg sync.WaitGroup
+	for n := range 16 {
+		wg.Go(func() {
+			key := fmt.Sprintf("c%d", n/2) // two callers a key
+			holder := fmt.Sprintf("h%d", n)
+			for range 6 {
+				res, err := i.Acquire(ctx, key, holder, time.Minute, "")
+				if err != nil {
+					failed("acquire", err)
+					return
+				}
+				if res.Lease.Holder != holder {
+					continue
+				}
+				old := res.Lease.Revision
+				if res, err = i.Renew(ctx, key, holder, old, time.Minute); err != nil {
+					failed("renew", err)
+					return
+				}
+				if again, err := i.Renew(ctx, key, holder, old, time.Minute); err == nil {
+					t.Errorf("the old revision %d was renewed as %d after %d", old, again.Lease.Revision, res.Lease.Revision)
+				}
+				if owner, err := i.Owner(ctx, key); err != nil || owner.Lease.Revision != res.Lease.Revision {
+					t.Errorf("owner: %+v %v, want %d", owner, err, res.Lease.Revision)
+				}
+				if _, err := i.Release(ctx, key, holder, res.Lease.Revision); err != nil {
+					failed("release", err)
+					return
+				}
+				rounds.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d rounds, %d unknown", rounds.Load(), unknown.Load())
+	if rounds.Load() == 0 {
+		t.Error("not one round came to its end")
+	}
+}
+
+// TestBatchInQueue: a write whose time is over before it was sent is not sent.
+func TestBatchInQueue(t *testing.T) {
+	i := openBatching(t)
+	c := i.js.group
+	c.mu.Lock()
+	c.flying = true // nobody flies
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	w := testWrite("late", 0)
+	if _, err := c.put(ctx, w); !errors.Is(err, ErrNotStored) {
+		t.Fatalf("got %v", err)
+	}
+	other := &pendingWrite{w: testWrite("next", 0), done: make(chan struct{})}
+	c.mu.Lock()
+	c.queue = append(c.queue, other)
+	c.mu.Unlock()
+	c.fly()
+	<-other.done
+	checkPut(t, i, other.w, other.rev, other.err)
+	if e, err := i.js.Get(t.Context(), "late"); err != nil || e.Revision != 0 {
+		t.Errorf("%+v %v", e, err)
+	}
+}
+
+// TestBatchMutants: broken variants of the batch and of the cache, each of which
+// the tests above must notice.
+func TestBatchMutants(t *testing.T) {
+	if testing.Short() || os.Getenv("LEASED_MUTANT") != "" {
+		t.Skip("builds this package again; not with -short")
+	}
+	binary := t.TempDir() + "/mutant.test"
+	if out, err := exec.Command("go", "test", "-c", "-tags", "mutant", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for mutant, test := range map[string]string{
+		"batch-last-revision": "TestBatchVerdicts",
+		"batch-wrong-split":   "TestBatchVerdicts",
+		"batch-key-twice":     "TestBatchKeyOnce",
+		"owner-from-view":     "TestViewIsNoTruth",
+		"denied-from-view":    "TestViewIsNoTruth",
+	} {
+		t.Run(mutant, func(t *testing.T) {
+			cmd := exec.Command(binary, "-test.run", "^"+test+"$", "-test.v")
+			cmd.Env = append(os.Environ(), "LEASED_MUTANT="+mutant)
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "--- FAIL: "+test) {
+				t.Errorf("survived %s: %v\n%s", test, err, out)
+			}
+			cmd = exec.Command(binary, "-test.run", "^"+test+"$")
+			cmd.Env = append(os.Environ(), "LEASED_MUTANT=none")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s fails without a mutant: %v\n%s", test, err, out)
+			}
+		})
+	}
+}
+
+// TestViewIsNoTruth: what the view shows is not what owner and a refused acquire
+// say, when the key has moved on and the view does not know yet.
+func TestViewIsNoTruth(t *testing.T) {
+	i := openBatching(t)
+	ctx := t.Context()
+	res, err := i.Acquire(ctx, "k", "first", time.Minute, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Another instance frees the key, and its message is not here yet: the view
+	// is put back to what it was.
+	sh := i.view.shard("k")
+	shown := func() item {
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		return *sh.items["k"]
+	}
+	before := shown()
+	e := before.entry("k")
+	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)})
+	if _, err := i.js.Put(ctx, a.w); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); shown().rev == res.Lease.Revision; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the view does not see the release")
+		}
+	}
+	sh.mu.Lock()
+	sh.items["k"] = &before
+	sh.mu.Unlock()
+	if owner, err := i.Owner(ctx, "k"); err != nil || owner.Lease.Holder != "" {
+		t.Errorf("owner says %+v %v of a free key", owner, err)
+	}
+	if res, err := i.Acquire(ctx, "k", "second", time.Minute, ""); err != nil || res.Lease.Holder != "second" {
+		t.Errorf("acquire says %+v %v of a free key", res, err)
+	}
+}
