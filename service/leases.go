@@ -536,7 +536,10 @@ func (l *Leases) answer(c Command, st State, d Decision) (Result, error) {
 		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key}}, nil
 	}
 	_, hi := l.clock.bounds(time.Now())
-	return Result{Kind: d.Kind, Lease: leaseOf(st.Record, st.Revision, max(0, st.End().Sub(hi)))}, nil
+	// A server's clock that was put back makes its leases last longer, but what
+	// was promised is the TTL.
+	left := min(max(0, st.End().Sub(hi)), st.Record.TTL())
+	return Result{Kind: d.Kind, Lease: leaseOf(st.Record, st.Revision, left)}, nil
 }
 
 func leaseOf(r *Record, rev uint64, left time.Duration) Lease {

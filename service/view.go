@@ -265,7 +265,7 @@ func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time
 		}
 	}
 	end := e.At.Add(ttl)
-	it.safe = v.local(now) + int64(end.Sub(hi))
+	it.safe = v.local(now) + int64(min(end.Sub(hi), ttl)) // the clock may have been moved since it was read
 	it.over = v.local(now) + int64(end.Sub(lo))
 	v.put(e.Key, it)
 }

@@ -124,7 +124,11 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 			if w.view.complete.Load() {
 				w.observe(key, meta.Sequence.Stream, msg)
 			}
-			if isToken(key) && !w.view.confirm(key, meta.Sequence.Stream, meta.Timestamp, epoch) {
+			// What should be gone says nothing of what is the last of its key: a server
+			// that was killed finds again what had been replaced, and shows it until
+			// its first sweep.
+			ghost := !w.view.complete.Load() && overdue(msg, meta.Timestamp, w.view.clock, now)
+			if isToken(key) && !ghost && !w.view.confirm(key, meta.Sequence.Stream, meta.Timestamp, epoch) {
 				e, ttl := decodeEntry(key, meta.Sequence.Stream, meta.Timestamp, msg.Header, msg.Data)
 				w.view.delivered(e, ttl, epoch, now)
 			}
@@ -134,6 +138,13 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 			}
 		}
 	}
+}
+
+// overdue says that the time to live of a stored message is over.
+func overdue(msg *nats.Msg, at time.Time, c *clock, now time.Time) bool {
+	ttl, err := time.ParseDuration(msg.Header.Get(headerTTL))
+	lo, _ := c.bounds(now)
+	return err == nil && ttl > 0 && !lo.Before(at.Add(ttl))
 }
 
 // observe counts a change.
