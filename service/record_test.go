@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"reflect"
 	"testing"
 	"time"
 
@@ -65,8 +66,8 @@ func checkPlainRecord(t *testing.T, data []byte) {
 	if err := json.Unmarshal(data, &want); err != nil {
 		t.Fatalf("%q is plain, but %v", data, err)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatal(diff)
+	if !reflect.DeepEqual(want, got) {
+		t.Fatal(cmp.Diff(want, got))
 	}
 }
 
