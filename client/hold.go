@@ -81,7 +81,7 @@ type Hold struct {
 
 // Hold waits until it holds key, or ctx ends, or Wait is over. Errors are
 // *DeniedError, *kinds.Error, or wrap the cause of ctx; then no lease is left
-// behind that could be found, and it takes at most 1.5 s to look. ctx also bounds
+// behind that could be found, and it takes at most 1.25 s to look. ctx also bounds
 // the Context of the Hold: to limit only the waiting, use Wait.
 func (c *Client) Hold(ctx context.Context, key string, o HoldOptions) (*Hold, error) {
 	fresh := o.Holder == ""

@@ -346,8 +346,8 @@ func TestWaiting(t *testing.T) {
 		if took := time.Since(start); took < 7300*time.Millisecond || took > 7400*time.Millisecond {
 			t.Errorf("granted after %v", took)
 		}
-		if got := w.count("acquire"); got != 8 {
-			t.Errorf("%d acquires, each waits 1 s", got)
+		if got := w.count("acquire"); got != 10 {
+			t.Errorf("%d acquires, each waits 750 ms", got)
 		}
 		_ = h.Resign(t.Context())
 	})
@@ -401,9 +401,9 @@ func TestWaiting(t *testing.T) {
 		}
 	})
 
-	inBubble(t, "giving up while waiting leaves nothing behind, within 1.5 s", func(t *testing.T, w *world) {
+	inBubble(t, "giving up while waiting leaves nothing behind, within 1.25 s", func(t *testing.T, w *world) {
 		for _, f := range []fault{{}, {mute: true}, {lose: true}, {slow: 600 * time.Millisecond}, {kind: kinds.Unknown, land: 100 * time.Millisecond}} {
-			w.seize("k", "other", 5200*time.Millisecond)
+			w.seize("k", "other", 5*slice+200*time.Millisecond)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			why := errors.New("no patience")
 			n := w.count("acquire")
@@ -421,7 +421,7 @@ func TestWaiting(t *testing.T) {
 			c := newClient(w.process(), Options{})
 			_, err := c.Hold(ctx, "k", HoldOptions{TTL: ttl})
 			gaveUp := w.call("acquire", n+5).Add(150 * time.Millisecond)
-			if !errors.Is(err, why) || time.Since(gaveUp) > 1500*time.Millisecond {
+			if !errors.Is(err, why) || time.Since(gaveUp) > 1250*time.Millisecond {
 				t.Errorf("%+v: %v after %v", f, err, time.Since(gaveUp))
 			}
 			if owner := w.owner("k"); owner != "" && owner != "other" {

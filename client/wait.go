@@ -14,7 +14,7 @@ const (
 	// slice is how long one acquire waits in the service: short, so that giving up
 	// is quick and leaves nothing behind. A waiter that comes back at once keeps
 	// its place.
-	slice = time.Second
+	slice = 750 * time.Millisecond
 	// lastWord is how long after giving up the answer of the acquire under way is
 	// still waited for, so that a lease granted meanwhile can be released.
 	lastWord = slice + 250*time.Millisecond
@@ -116,7 +116,7 @@ func (h *Hold) notAcquired(ctx context.Context, last error) error {
 // abandon frees what an acquire without a verdict, or one that came too late, may
 // have left behind. What cannot be freed runs out by itself.
 func (h *Hold) abandon(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slice/4)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord-slice)
 	defer cancel()
 	if h.claim.revision > 0 {
 		if _, err := h.client.Release(ctx, h.claim.lease()); kinds.Of(err) != kinds.Lost {

@@ -359,24 +359,34 @@ type evictCmd struct {
 	Revision uint64 `placeholder:"N" help:"Only if this is its revision. Without it: whatever it is now."`
 }
 
+// evictTries is how often a lease that was renewed between the look and the evict
+// is looked up again.
+const evictTries = 5
+
 func (a *evictCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
-		revision := a.Revision
-		if revision == 0 {
-			r, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
-			switch {
-			case err != nil:
-				return err
-			case r.Kind != "":
-				return c.print(r, nil)
-			case !r.Held:
-				return errNo(exitFailed, "nobody holds %s", a.Key)
+		var r reply
+		for again := range evictTries {
+			revision := a.Revision
+			if revision == 0 {
+				o, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
+				switch {
+				case err != nil:
+					return err
+				case o.Kind != "":
+					return c.print(o, nil)
+				case !o.Held:
+					return errNo(exitFailed, "nobody holds %s", a.Key)
+				}
+				revision = o.Revision
 			}
-			revision = r.Revision
-		}
-		r, err := c.ask("evict", map[string]any{"key": a.Key, "revision": revision}, 0)
-		if err != nil {
-			return err
+			var err error
+			if r, err = c.ask("evict", map[string]any{"key": a.Key, "revision": revision}, 0); err != nil {
+				return err
+			}
+			if a.Revision != 0 || r.Kind != string(kinds.Lost) || again == evictTries-1 {
+				break
+			}
 		}
 		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s evicted, it was held by %s\n", r.Key, r.Holder) })
 	})
