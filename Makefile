@@ -45,7 +45,7 @@ fault:
 	$(FAULT) -timeout 60m -fault.total 10m -fault.only F0,F1,F4,F5,F6,F7,F8,F9,F11,F12,F19 -fault.topology r1,r3
 
 fault-long:
-	$(FAULT) -timeout 150m -fault.total 60m -fault.table docs/RELIABILITY.table
+	$(FAULT) -timeout 150m -fault.total 60m -fault.table $(CURDIR)/docs/RELIABILITY.table
 
 mutants:
 	$(GO) test ./test/fault -run TestMutants -fault.mutants -timeout 90m -v

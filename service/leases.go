@@ -336,14 +336,14 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 // read and now share one request to the leader among callers that ask at the
 // same time; the request begins after each of them asked.
 func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
-	return l.reads[l.view.index(key)].get(key).do(ctx, func() (Entry, error) {
-		return l.store.Get(context.WithoutCancel(ctx), key)
+	return l.reads[l.view.index(key)].get(key).do(ctx, func(ctx context.Context) (Entry, error) {
+		return l.store.Get(ctx, key)
 	})
 }
 
 func (l *Leases) now(ctx context.Context) (time.Time, error) {
-	return l.nows.do(ctx, func() (time.Time, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+	return l.nows.do(ctx, func(ctx context.Context) (time.Time, error) {
+		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 		defer cancel()
 		return l.store.Now(ctx)
 	})

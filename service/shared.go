@@ -26,15 +26,16 @@ type flight[T any] struct {
 	panicked error
 }
 
-// do returns the result of a call of fn that began after do was called. ctx
-// bounds the waiting for another's call only; fn brings its own limit.
-func (s *shared[T]) do(ctx context.Context, fn func() (T, error)) (T, error) {
+// do returns the result of a call of fn that began after do was called. A call
+// made for its caller alone has ctx; one that is shared has none of its callers'
+// limits and brings its own.
+func (s *shared[T]) do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	s.mu.Lock()
 	if !s.running {
 		s.running = true
 		s.mu.Unlock()
-		defer s.ran(fn)
-		return fn()
+		defer s.ran(ctx, fn)
+		return fn(ctx)
 	}
 	if s.next == nil {
 		s.next = &flight[T]{done: make(chan struct{})}
@@ -54,17 +55,17 @@ func (s *shared[T]) do(ctx context.Context, fn func() (T, error)) (T, error) {
 }
 
 // ran follows a call that was made for its caller alone.
-func (s *shared[T]) ran(fn func() (T, error)) {
+func (s *shared[T]) ran(ctx context.Context, fn func(context.Context) (T, error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.next == nil {
 		s.running = false
 		return
 	}
-	go s.run(fn)
+	go s.run(context.WithoutCancel(ctx), fn)
 }
 
-func (s *shared[T]) run(fn func() (T, error)) {
+func (s *shared[T]) run(ctx context.Context, fn func(context.Context) (T, error)) {
 	for {
 		s.mu.Lock()
 		f := s.next
@@ -75,18 +76,18 @@ func (s *shared[T]) run(fn func() (T, error)) {
 		}
 		s.next = nil
 		s.mu.Unlock()
-		f.call(fn)
+		f.call(ctx, fn)
 	}
 }
 
-func (f *flight[T]) call(fn func() (T, error)) {
+func (f *flight[T]) call(ctx context.Context, fn func(context.Context) (T, error)) {
 	defer close(f.done)
 	defer func() {
 		if p := recover(); p != nil {
 			f.panicked = fmt.Errorf("%v in a shared request:\n%s", p, debug.Stack())
 		}
 	}()
-	f.val, f.err = fn()
+	f.val, f.err = fn(ctx)
 }
 
 // sharedReads is a set of shared requests by key, each there while it is used.
@@ -118,7 +119,7 @@ func (s *sharedReads) get(key string) *sharedRead {
 	return r
 }
 
-func (r *sharedRead) do(ctx context.Context, fn func() (Entry, error)) (Entry, error) {
+func (r *sharedRead) do(ctx context.Context, fn func(context.Context) (Entry, error)) (Entry, error) {
 	defer func() {
 		r.set.mu.Lock()
 		defer r.set.mu.Unlock()

@@ -27,12 +27,12 @@ func TestSharedPanic(t *testing.T) {
 					}
 				}
 			}()
-			_, _ = s.do(ctx, func() (int, error) { panic("boom") })
+			_, _ = s.do(ctx, func(context.Context) (int, error) { panic("boom") })
 			t.Error("do returned")
 		})
 	}
 	wg.Wait()
-	if n, err := s.do(ctx, func() (int, error) { return 7, nil }); n != 7 || err != nil {
+	if n, err := s.do(ctx, func(context.Context) (int, error) { return 7, nil }); n != 7 || err != nil {
 		t.Errorf("then %d, %v", n, err)
 	}
 }

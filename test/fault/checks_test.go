@@ -131,7 +131,7 @@ func TestChecks(t *testing.T) {
 		return Delivery{ForwardID: id, Key: "k", Holder: "a", Fence: fence, At: at * ms, Processed: processed, Tag: "t" + id}
 	}
 	events := func(r *Run, evs ...Event) *Run { r.Log.Events = evs; return r }
-	clash := func(r *Run) *Run { r.Log.Clashes = []string{"two stories"}; return r }
+	clash := func(r *Run) *Run { r.Log.Clashes = []Clash{{Text: "two stories"}}; return r }
 	counted := func(r *Run, n uint64) *Run {
 		r.Counted = map[Call]map[kinds.Kind]uint64{Acquire: {kinds.Granted: n, kinds.Denied: 0}}
 		return r

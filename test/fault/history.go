@@ -168,6 +168,8 @@ type Window struct {
 	Clock bool `json:"clock,omitempty"`
 	// Wiped: the bucket lost content.
 	Wiped bool `json:"wiped,omitempty"`
+	// Restored: it went back to what it was before.
+	Restored bool `json:"restored,omitempty"`
 }
 
 // staleAfter is how long a deposed leader can go on answering reads after the

@@ -3,6 +3,8 @@ package fault
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -109,6 +111,12 @@ type Event struct {
 	Body       []byte
 }
 
+// Clash is a sequence under which the stream showed two messages.
+type Clash struct {
+	Seen int64 // when the second was
+	Text string
+}
+
 // Log is the full copy of the stream, gathered while it happens from a consumer
 // and from the change events; a message that either of them saw is in it.
 type Log struct {
@@ -117,7 +125,7 @@ type Log struct {
 	mu      sync.Mutex
 	bySeq   map[uint64]*Entry
 	events  []Event
-	clashes []string
+	clashes []Clash
 	first   uint64 // lowest sequence that was to be seen
 	last    uint64 // highest sequence known to exist
 }
@@ -136,7 +144,7 @@ func (l *Log) add(e *Entry) {
 	defer l.mu.Unlock()
 	if old := l.bySeq[e.Seq]; old != nil {
 		if old.Key != e.Key || string(old.Body) != string(e.Body) {
-			l.clashes = append(l.clashes, fmt.Sprintf("sequence %d is both %v and %v", e.Seq, old, e))
+			l.clashes = append(l.clashes, Clash{e.Seen, fmt.Sprintf("sequence %d is both %v and %v", e.Seq, old, e)})
 		}
 		return
 	}
@@ -170,7 +178,7 @@ type Snapshot struct {
 	Entries []*Entry // by sequence
 	ByKey   map[string][]*Entry
 	Events  []Event
-	Clashes []string
+	Clashes []Clash
 	bySeq   map[uint64]*Entry
 	holes   []hole
 }
@@ -183,13 +191,16 @@ type hole struct{ from, to uint64 }
 func (l *Log) Snapshot() *Snapshot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := &Snapshot{ByKey: map[string][]*Entry{}, bySeq: map[uint64]*Entry{}, Events: append([]Event(nil), l.events...), Clashes: append([]string(nil), l.clashes...)}
-	for _, e := range l.bySeq {
-		s.Entries = append(s.Entries, e)
-		s.bySeq[e.Seq] = e
-	}
+	s := newSnapshot(slices.Collect(maps.Values(l.bySeq)))
+	s.Events, s.Clashes = slices.Clone(l.events), slices.Clone(l.clashes)
+	return s
+}
+
+func newSnapshot(entries []*Entry) *Snapshot {
+	s := &Snapshot{Entries: entries, ByKey: map[string][]*Entry{}, bySeq: map[uint64]*Entry{}}
 	sort.Slice(s.Entries, func(i, j int) bool { return s.Entries[i].Seq < s.Entries[j].Seq })
 	for i, e := range s.Entries {
+		s.bySeq[e.Seq] = e
 		s.ByKey[e.Key] = append(s.ByKey[e.Key], e)
 		if i > 0 && e.Seq != s.Entries[i-1].Seq+1 {
 			s.holes = append(s.holes, hole{s.Entries[i-1].Seq + 1, e.Seq - 1})

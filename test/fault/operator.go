@@ -133,7 +133,7 @@ func (e *Env) restoreBucket() error {
 		return err
 	}
 	time.Sleep(e.between(time.Second, 3*time.Second))
-	defer e.Fault("backup restored", Window{Wiped: true})()
+	defer e.Fault("backup restored", Window{Wiped: true, Restored: true})()
 	return e.wiped(func() error {
 		// The service must not make the bucket before the backup is there.
 		for _, s := range e.Services {

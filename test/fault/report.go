@@ -90,6 +90,7 @@ func (r *Run) Verify(perKey time.Duration) (*Report, []Judgement) {
 		rep.Outage = max(rep.Outage, time.Duration(oks[i]-oks[i-1]))
 	}
 
+	r = r.withoutRestored()
 	lim := Limits{Late: r.late(), Windows: r.Windows, Timeout: perKey}
 	echoes, _ := r.writers()
 	byKey := ByKey(append(echoes, r.Ops...))
