@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"hash/maphash"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -66,22 +67,26 @@ func shrink[K comparable, V any](m map[K]V, most *int) map[K]V {
 
 // item is one key's last seen revision, compact: there may be millions.
 type item struct {
-	holder, meta string
-	rev          uint64
-	ended        uint64 // tombstones: the revision that ended
-	at           int64  // message time, ns on the server's clock; upper bound unless exact
-	safe         int64  // local time before which the lease is certainly not over
-	over         int64  // local time at which it is over unless clocks stepped
-	next         int64  // local time of the next thing to do
-	sched        int64  // the heap element that stands for next; others are stale
-	acquired     Timestamp
-	written      Timestamp
-	horizon      Timestamp
-	ttl          int32 // ms
-	epoch        uint32
-	event        Event
-	flags        uint8
+	holder   string
+	meta     *string // nil: none
+	rev      uint64
+	ended    uint64 // tombstones: the revision that ended
+	at       int64  // message time, ns on the server's clock; upper bound unless exact
+	safe     int64  // local time before which the lease is certainly not over
+	over     int64  // local time at which it is over unless clocks stepped
+	next     int64  // local time of the next thing to do
+	sched    int64  // the heap element that stands for next; others are stale
+	acquired Timestamp
+	written  Timestamp
+	horizon  int32 // ms after written; 0: none
+	ttl      int32 // ms
+	epoch    uint32
+	event    uint8 // index in events
+	flags    uint8
 }
+
+// events are those of a record, as an item has them.
+var events = [...]Event{Acquired, Renewed, Released, Expired}
 
 const (
 	flagTomb    = 1 << iota
@@ -104,7 +109,13 @@ func (i *item) entry(key string) Entry {
 		return e
 	}
 	e.Record = &Record{V: recordVersion, Key: key, Holder: i.holder, TTLMillis: int64(i.ttl), AcquiredAt: i.acquired, WrittenAt: i.written,
-		Event: i.event, Horizon: i.horizon, Meta: i.meta, Revision: i.ended, Evicted: i.is(flagEvicted)}
+		Event: events[i.event], Revision: i.ended, Evicted: i.is(flagEvicted)}
+	if i.horizon != 0 {
+		e.Record.Horizon = i.written + Timestamp(i.horizon)
+	}
+	if i.meta != nil {
+		e.Record.Meta = *i.meta
+	}
 	return e
 }
 
@@ -249,8 +260,7 @@ func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time
 	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch}
 	if e.Record != nil {
 		it.take(e.Record, e.Tombstone)
-		// Not a part of the whole message's text, which would stay with it.
-		it.holder, it.meta = strings.Clone(it.holder), strings.Clone(it.meta)
+		it.holder = strings.Clone(it.holder) // not a part of the whole message's text, which would stay with it
 		ttl = max(ttl, e.Record.TTL())
 		if !e.Tombstone {
 			ttl = e.Record.TTL()
@@ -271,8 +281,16 @@ func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time
 }
 
 func (i *item) take(r *Record, tomb bool) {
-	i.holder, i.meta, i.ended = r.Holder, r.Meta, r.Revision
-	i.acquired, i.written, i.horizon, i.ttl, i.event = r.AcquiredAt, r.WrittenAt, r.Horizon, int32(r.TTLMillis), r.Event
+	i.holder, i.ended = r.Holder, r.Revision
+	i.acquired, i.written, i.ttl = r.AcquiredAt, r.WrittenAt, int32(r.TTLMillis)
+	i.event = uint8(max(0, slices.Index(events[:], r.Event)))
+	if r.Horizon > r.WrittenAt { // one of ours is minutes later at most
+		i.horizon = int32(min(r.Horizon-r.WrittenAt, math.MaxInt32))
+	}
+	if r.Meta != "" {
+		meta := strings.Clone(r.Meta)
+		i.meta = &meta
+	}
 	if tomb {
 		i.flags |= flagTomb
 	}
@@ -311,14 +329,21 @@ func (v *view) put(key string, it *item) {
 	} else if old != nil && old.is(flagCounted) {
 		v.held.Add(-1)
 	}
-	sh.items[key] = it
-	sh.most = max(sh.most, len(sh.items))
 	// One heap element stands for a key; when it comes up too early it is put
 	// back, so a renewal costs nothing here. Only an end that moved forward needs
 	// an element of its own.
-	if old != nil && old.sched <= it.next {
+	again := old == nil || old.sched > it.next
+	if !again {
 		it.sched = old.sched
+	}
+	if old != nil {
+		*old = *it // the map and the heap go on sharing one key
+		it = old
 	} else {
+		sh.items[key] = it
+		sh.most = max(sh.most, len(sh.items))
+	}
+	if again {
 		sh.schedule(key, it)
 	}
 	free := !it.isLease()
