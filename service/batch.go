@@ -19,8 +19,12 @@ const (
 	headerBatchCommit = "Nats-Batch-Commit"
 )
 
-// maxBatch bounds the writes of one batch; the server takes 1000.
-const maxBatch = 512
+// Bounds of one batch. The server takes 1000 writes, and makes a store of its
+// own on disk for each batch, which costs as much as a dozen flushes.
+const (
+	minBatch = 12
+	maxBatch = 512
+)
 
 // committer groups conditional writes where each one costs the server a flush
 // to disk: while one flush is under way the writes that come in gather, and go
@@ -39,7 +43,9 @@ type committer struct {
 
 	mu     sync.Mutex
 	queue  []*pendingWrite
-	flying bool // a flush is under way
+	flying bool          // a flush is under way
+	want   int           // fly waits for so many, 0: it does not
+	full   chan struct{} // closed when they are there
 }
 
 type pendingWrite struct {
@@ -74,7 +80,7 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 		c.mu.Unlock()
 		return rev, err
 	}
-	c.queue = append(c.queue, p)
+	c.enqueue(p)
 	c.mu.Unlock()
 	return c.wait(ctx, p)
 }
@@ -126,7 +132,7 @@ func (c *committer) add(ps []*pendingWrite) {
 	defer c.mu.Unlock()
 	for _, p := range ps {
 		if p != nil {
-			c.queue = append(c.queue, p)
+			c.enqueue(p)
 		}
 	}
 	if !c.flying && len(c.queue) > 0 {
@@ -135,9 +141,29 @@ func (c *committer) add(ps []*pendingWrite) {
 	}
 }
 
-// fly sends batches until nothing is left to send.
+// enqueue puts p in line. c.mu is held.
+func (c *committer) enqueue(p *pendingWrite) {
+	c.queue = append(c.queue, p)
+	if c.want > 0 && len(c.queue) >= c.want {
+		c.want = 0
+		close(c.full)
+	}
+}
+
+// maxGather bounds how long a batch waits for more.
+const maxGather = 2 * time.Millisecond
+
+// fly sends batches until nothing is left to send. The callers of one batch come
+// back together: the next waits for as many more, but not longer than half the
+// time the last one took. Without that two halves of the callers would take
+// turns, each paying for a flush.
 func (c *committer) fly() {
+	var last int
+	var took time.Duration
 	for {
+		if last > 1 {
+			c.gather(last, min(took/2, maxGather))
+		}
 		c.mu.Lock()
 		batch := c.take()
 		if len(batch) == 0 {
@@ -146,8 +172,33 @@ func (c *committer) fly() {
 			return
 		}
 		c.mu.Unlock()
+		began := time.Now()
 		c.send(batch)
+		last, took = len(batch), time.Since(began)
 	}
+}
+
+// gather waits until n more writes are in line, at most so long.
+func (c *committer) gather(n int, wait time.Duration) {
+	c.mu.Lock()
+	c.want = min(len(c.queue)+n, maxBatch)
+	if len(c.queue) >= c.want {
+		c.want = 0
+		c.mu.Unlock()
+		return
+	}
+	full := make(chan struct{})
+	c.full = full
+	c.mu.Unlock()
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-full:
+	case <-t.C:
+	}
+	c.mu.Lock()
+	c.want = 0
+	c.mu.Unlock()
 }
 
 // take cuts the next batch off the queue, no key twice. What the key's last
@@ -185,7 +236,7 @@ const maxRefused = 3
 // send stores the writes of batch, together if that succeeds.
 func (c *committer) send(batch []*pendingWrite) {
 	for range maxRefused {
-		if len(batch) < 2 {
+		if len(batch) < minBatch {
 			break
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
