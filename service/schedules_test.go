@@ -258,7 +258,7 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 		defer alive.Stop()
 		v.alive.Store(v.local(time.Now()))
 		for {
-			heard := time.Now()
+			var heard time.Time
 			select {
 			case <-ctx.Done():
 				return
