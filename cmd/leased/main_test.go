@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,6 +28,11 @@ import (
 // processes that the tests start are the program as it is, built with the tests'
 // own flags.
 func TestMain(m *testing.M) {
+	if strings.HasSuffix(filepath.Base(os.Args[0]), ".test") {
+		// Under nohup, say, HUP is ignored, and so it would be by every command that
+		// is started here.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	testscript.Main(m, map[string]func(){
 		"leased": main,
 		"child":  child,
