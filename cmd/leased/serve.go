@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased"
+	"github.com/leased/leased/internal/coalesce"
 	"github.com/leased/leased/internal/embedded"
 	"github.com/leased/leased/metrics"
 )
@@ -363,7 +365,8 @@ func notify(log *slog.Logger, state string) {
 
 // dial connects to a NATS that runs already.
 func (e endpoint) dial(options ...nats.Option) (*nats.Conn, error) {
-	return nats.Connect(e.urls, append(append([]nats.Option{}, e.options...), options...)...)
+	all := slices.Concat(e.options, options, []nats.Option{coalesce.Dial()})
+	return nats.Connect(e.urls, all...)
 }
 
 // waitReady waits until ready, for readyTime at most and not without NATS.

@@ -41,6 +41,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+
+	"github.com/leased/leased/internal/coalesce"
 )
 
 // DefaultListen is where clients find the server when neither Options nor the file says otherwise.
@@ -185,7 +187,7 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 // present the credentials made for it.
 func (s *Server) InProcess() nats.Option {
 	return func(o *nats.Options) error {
-		o.InProcessServer = s.ns
+		o.InProcessServer = coalesce.InProcess{InProcessConnProvider: s.ns}
 		if s.user == nil {
 			return nil
 		}
