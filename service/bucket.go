@@ -186,12 +186,20 @@ func (k *keeper) raise() {
 // far above what its predecessor issued last.
 const leap = 5000
 
-// sameBucket asks whether the bucket is the one that was inspected last.
+// sameBucket asks whether the bucket is the one that was inspected last. It asks
+// again while nobody answers, as when its leader has just changed.
 func (k *keeper) sameBucket() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
 	defer cancel()
-	si, err := k.js.info(ctx)
-	return err == nil && si.Created.UnixNano() == k.created.Load()
+	for try := 0; ; try++ {
+		si, err := k.info(ctx)
+		if err == nil {
+			return si.Created.UnixNano() == k.created.Load()
+		}
+		if errors.Is(err, ErrNoBucket) || pause(ctx, try) != nil {
+			return false
+		}
+	}
 }
 
 // Suspect implements Guard.

@@ -3,6 +3,8 @@ package fault
 import (
 	"fmt"
 	"time"
+
+	"github.com/leased/leased/service/kinds"
 )
 
 // writers finds for every message of the log the operation that wrote it, and
@@ -39,6 +41,10 @@ func (r *Run) writers() (echoes []Op, vs []Violation) {
 			}
 			before[e.Record.Nonce] = true
 			nonces[e.Record.Nonce] = w
+			if back := r.takenBack(e, ops); w == nil && back != nil {
+				echoes = append(echoes, back...)
+				continue
+			}
 			if w == nil {
 				bad("I9", "no operation can have written this")
 				continue
@@ -134,4 +140,40 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 		}
 	}
 	return best
+}
+
+// takenBack finds the acquire that wrote e, or the lease that e released, and was
+// answered unavailable: the service could not make sure that the bucket was still
+// the one it knew and took the lease back before it answered. Others may have
+// seen it meanwhile, which the operations returned stand for.
+func (r *Run) takenBack(e *Entry, ops []Op) []Op {
+	lease := e.Seq
+	if e.Record.Event == evReleased {
+		lease = e.Record.Revision
+	}
+	var pair []*Entry
+	for _, o := range r.Log.ByKey[e.Key] {
+		if exp, _ := o.Expected(); o.Seq == lease && o.Record.Event == evAcquired || o.Record.Event == evReleased && exp == lease && o.Record.Revision == lease {
+			pair = append(pair, o)
+		}
+	}
+	if len(pair) != 2 {
+		return nil
+	}
+	for _, op := range ops {
+		in := func(o *Entry) bool {
+			at := r.Clock.At(o.Time)
+			return o.Record.Holder == op.Holder && at > op.Start-int64(wallSlack) && at < op.End+int64(wallSlack)
+		}
+		if op.Call == Acquire && op.Kind == kinds.Unavailable && in(pair[0]) && in(pair[1]) {
+			took, gave := op, op
+			took.Outcome, took.Kind = Unknown, ""
+			gave.Call, gave.Revision, gave.Outcome, gave.Kind = Release, lease, Unknown, ""
+			if o := pair[1]; o == e {
+				return []Op{} // told with the first
+			}
+			return []Op{took, gave}
+		}
+	}
+	return nil
 }
