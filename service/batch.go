@@ -49,11 +49,15 @@ type committer struct {
 }
 
 type pendingWrite struct {
-	w    *Write
-	done chan struct{}
-	rev  uint64
-	err  error
+	w     *Write
+	until time.Time // the caller waits no longer; zero: as long as it takes
+	done  chan struct{}
+	rev   uint64
+	err   error
 }
+
+// late says that nobody waits for p any more.
+func (p *pendingWrite) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
 
 func (p *pendingWrite) finish(rev uint64, err error) {
 	p.rev, p.err = rev, err
@@ -65,7 +69,7 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 	if !c.current(w) {
 		return c.js.putOne(ctx, w)
 	}
-	p := &pendingWrite{w: w, done: make(chan struct{})}
+	p := &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
 	c.mu.Lock()
 	if !c.flying {
 		c.flying = true
@@ -82,13 +86,13 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 	}
 	c.enqueue(p)
 	c.mu.Unlock()
-	return c.wait(ctx, p)
+	return c.wait(p)
 }
 
 // wait gives the verdict on p. A write that is still in the queue when the time
 // is over is taken off it.
-func (c *committer) wait(ctx context.Context, p *pendingWrite) (uint64, error) {
-	t := time.NewTimer(limit(ctx))
+func (c *committer) wait(p *pendingWrite) (uint64, error) {
+	t := time.NewTimer(time.Until(p.until))
 	defer t.Stop()
 	select {
 	case <-p.done:
@@ -114,12 +118,12 @@ func (c *committer) putMany(ctx context.Context, ws []*Write) []PutResult {
 			wg.Go(func() { verdicts[i].Revision, verdicts[i].Err = c.js.putOne(ctx, w) })
 			continue
 		}
-		pending[i] = &pendingWrite{w: w, done: make(chan struct{})}
+		pending[i] = &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
 	}
 	c.add(pending)
 	for i, p := range pending {
 		if p != nil {
-			verdicts[i].Revision, verdicts[i].Err = c.wait(ctx, p)
+			verdicts[i].Revision, verdicts[i].Err = c.wait(p)
 		}
 	}
 	wg.Wait()
@@ -277,7 +281,8 @@ func (c *committer) send(batch []*pendingWrite) {
 }
 
 // sift takes out of a refused batch the writes whose conditions do not hold, by
-// a read of each key: reads are not flushed.
+// a read of each key: reads are not flushed. Nobody's write goes out late: what
+// is not waited for any more was not stored and ends here.
 func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 	holds := make([]bool, len(batch))
 	var wg sync.WaitGroup
@@ -289,10 +294,13 @@ func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 	}
 	wg.Wait()
 	for i, p := range batch {
-		if holds[i] {
-			good = append(good, p)
-		} else {
+		switch {
+		case !holds[i]:
 			faulty = append(faulty, p)
+		case p.late():
+			p.finish(0, notStored(errTooLate))
+		default:
+			good = append(good, p)
 		}
 	}
 	return good, faulty
@@ -300,12 +308,17 @@ func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 
 // alone stores writes side by side, each by itself.
 func (c *committer) alone(ps []*pendingWrite) {
-	writes := make([]*Write, len(ps))
-	for i, p := range ps {
-		writes[i] = p.w
+	var writes []*Write
+	var waited []*pendingWrite
+	for _, p := range ps {
+		if p.late() {
+			p.finish(0, notStored(errTooLate))
+			continue
+		}
+		waited, writes = append(waited, p), append(writes, p.w)
 	}
 	for i, r := range c.js.putEach(context.Background(), writes) {
-		ps[i].finish(r.Revision, r.Err)
+		waited[i].finish(r.Revision, r.Err)
 	}
 }
 
