@@ -809,11 +809,16 @@ func checkEvents(r *Run) (vs []Violation) {
 				}
 				// What was made before the other was stored, and landed late, may
 				// repeat it: a writer can be held up between its look and its write,
-				// and under faults its look may be a second old.
+				// and under faults its look may be a second old, and as old as a
+				// partition where its server is on the wrong side.
 				late := func(after *Entry) bool {
 					look := e.Record.WrittenAt
 					if !r.Healthy {
-						look = look.Add(-time.Second)
+						at := r.Clock.At(look)
+						look = look.Add(-time.Second - 2*r.sluggish(at-int64(2*time.Second), at))
+						if isStale(&Op{Start: at, End: at}, r.Windows) {
+							return true
+						}
 					}
 					return !look.After(after.Time)
 				}

@@ -293,6 +293,8 @@ func isRead(op *Op, firstGrant map[uint64]int64) bool {
 	switch op.Call {
 	case Owner, Forward:
 		return true
+	case Renew, Release, Evict:
+		return op.Outcome == Refused // lost, by a read
 	case Acquire:
 		return op.Outcome == Refused || op.Outcome == OK && firstGrant[op.Got.Rev] < op.Start
 	}
