@@ -309,8 +309,11 @@ func (s *scanner) text(c *class) ([]byte, bool) {
 	for s.at < len(s.raw) && c[s.raw[s.at]] {
 		s.at++
 	}
-	text := s.raw[from:min(s.at, len(s.raw))]
-	return text, s.take('"') && s.raw[from+len(text)] == '"'
+	if s.at == len(s.raw) || s.raw[s.at] != '"' {
+		return nil, false
+	}
+	s.at++
+	return s.raw[from : s.at-1], true
 }
 
 // digits reads a whole number of at most 19 digits, which fit 64 bits.

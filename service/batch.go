@@ -56,6 +56,10 @@ type pendingWrite struct {
 	err   error
 }
 
+func newPending(ctx context.Context, w *Write) *pendingWrite {
+	return &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
+}
+
 // late says that nobody waits for p any more.
 func (p *pendingWrite) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
 
@@ -69,7 +73,6 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 	if !c.current(w) {
 		return c.js.putOne(ctx, w)
 	}
-	p := &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
 	c.mu.Lock()
 	if !c.flying {
 		c.flying = true
@@ -84,6 +87,7 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 		c.mu.Unlock()
 		return rev, err
 	}
+	p := newPending(ctx, w)
 	c.enqueue(p)
 	c.mu.Unlock()
 	return c.wait(p)
@@ -110,24 +114,26 @@ func (c *committer) wait(p *pendingWrite) (uint64, error) {
 
 // putMany stores writes of different keys like put.
 func (c *committer) putMany(ctx context.Context, ws []*Write) []PutResult {
-	verdicts := make([]PutResult, len(ws))
-	var wg sync.WaitGroup
 	pending := make([]*pendingWrite, len(ws))
+	var line, aside []*pendingWrite
 	for i, w := range ws {
-		if !c.current(w) {
-			wg.Go(func() { verdicts[i].Revision, verdicts[i].Err = c.js.putOne(ctx, w) })
-			continue
+		p := newPending(ctx, w)
+		pending[i] = p
+		if c.current(w) {
+			line = append(line, p)
+		} else {
+			aside = append(aside, p)
 		}
-		pending[i] = &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
 	}
-	c.add(pending)
+	if len(aside) > 0 {
+		go c.alone(aside)
+	}
+	c.add(line)
+	results := make([]PutResult, len(ws))
 	for i, p := range pending {
-		if p != nil {
-			verdicts[i].Revision, verdicts[i].Err = c.wait(p)
-		}
+		results[i].Revision, results[i].Err = c.wait(p)
 	}
-	wg.Wait()
-	return verdicts
+	return results
 }
 
 // add queues writes, and sees to it that they are sent.
@@ -135,9 +141,7 @@ func (c *committer) add(ps []*pendingWrite) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range ps {
-		if p != nil {
-			c.enqueue(p)
-		}
+		c.enqueue(p)
 	}
 	if !c.flying && len(c.queue) > 0 {
 		c.flying = true

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased/internal/embedded"
+	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -44,11 +45,7 @@ func openBatching(t *testing.T) *Instance {
 		t.Fatal(err)
 	}
 	t.Cleanup(i.Close)
-	for deadline := time.Now().Add(20 * time.Second); i.Health().Verdict != Sound || !i.Viewing(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not ready: %+v", i.Health())
-		}
-	}
+	testnats.Eventually(t, 20*time.Second, func() bool { return i.Health().Verdict == Sound && i.Viewing() }, testnats.Lazy(func() string { return fmt.Sprintf("not ready: %+v", i.Health()) }))
 	if !i.js.atomic.Load() {
 		t.Fatal("the bucket takes no batches")
 	}
@@ -282,11 +279,7 @@ func TestViewIsNoTruth(t *testing.T) {
 	if _, err := i.js.Put(ctx, a.w); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); shown().rev == res.Lease.Revision; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the view does not see the release")
-		}
-	}
+	testnats.Eventually(t, 5*time.Second, func() bool { return shown().rev != res.Lease.Revision }, "the view does not see the release")
 	sh.mu.Lock()
 	sh.items["k"] = &before
 	sh.mu.Unlock()

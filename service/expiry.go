@@ -70,8 +70,8 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 	if l.Allow(OpExpire) != nil {
 		return false
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, callBudget, errBudget)
-	defer cancel()
+	ctx, end := withDeadline(ctx, time.Now().Add(callBudget))
+	defer end()
 	c := Command{Op: OpExpire, Key: e.Key, Revision: e.Revision}
 
 	// First by what the view says: the server has removed the message, or it
@@ -115,9 +115,9 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 func (x *expirer) write(ctx context.Context, e ended, c Command, d Decision, bucket int64) (Result, error) {
 	if d.Write.Expect == 0 {
 		now := time.Now()
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, now.Add(tellWithin), errBudget)
-		defer cancel()
+		var end func()
+		ctx, end = withDeadline(ctx, now.Add(tellWithin))
+		defer end()
 		if !x.leases.view.hasSeen(e.Key, e.Revision, tellHeard, now) {
 			return Result{}, errUnseen
 		}

@@ -62,8 +62,8 @@ type Forwarder struct {
 // process it: nobody listens on its inbox, or it rejected the request. A
 // silence is never followed by another attempt.
 func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, header nats.Header, until time.Time) (Forwarded, error) {
-	ctx, cancel := context.WithDeadlineCause(ctx, until, errBudget)
-	defer cancel()
+	ctx, end := withDeadline(ctx, until)
+	defer end()
 
 	var tried Forwarded   // the owner tried last
 	var last *kinds.Error // what the last attempt proved

@@ -242,30 +242,30 @@ func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
 
 // putEach stores each write by itself, all at the same time.
 func (j *js) putEach(ctx context.Context, ws []*Write) []PutResult {
-	verdicts := make([]PutResult, len(ws))
+	results := make([]PutResult, len(ws))
 	out := make([]*exchange, len(ws))
 	wait := limit(ctx)
 	if wait <= 0 {
-		for i := range verdicts {
-			verdicts[i].Err = notStored(errTooLate)
+		for i := range results {
+			results[i].Err = notStored(errTooLate)
 		}
-		return verdicts
+		return results
 	}
 	until := time.Now().Add(wait)
 	for i, w := range ws {
 		e, err := j.out.start(j.message(w))
 		if err != nil {
-			_, verdicts[i].Err = j.verdict(nil, err, 0)
+			_, results[i].Err = j.verdict(nil, err, 0)
 		}
 		out[i] = e
 	}
 	for i, e := range out {
 		if e != nil {
 			reply, err := j.out.finish(e, time.Until(until))
-			verdicts[i].Revision, verdicts[i].Err = j.verdict(reply, err, 0)
+			results[i].Revision, results[i].Err = j.verdict(reply, err, 0)
 		}
 	}
-	return verdicts
+	return results
 }
 
 // message is w as it is published.

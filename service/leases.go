@@ -133,48 +133,35 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *at
 	ctx, end := withDeadline(ctx, time.Now().Add(callBudget))
 	defer end()
 
-	guess, caught := true, false
+	guess, caught := first == nil, false
 	doubt := noDoubt
 	for try := 0; ; try++ {
-		if first != nil {
-			a := first
-			first = nil
-			res, err := l.conclude(ctx, c, a, bucket)
-			if !errors.Is(err, ErrConflict) {
-				return res, err
-			}
-			doubt = doubt.after(err, a.w)
+		a := first
+		first = nil
+		if a == nil {
+			st, guessed, err := l.state(ctx, c, guess)
 			guess = false
-		}
-		var st State
-		var err error
-		guessed := false
-		if guess {
-			st, guessed = l.guess(c)
-			guess = false
-		}
-		if !guessed {
-			if st, err = l.look(ctx, c.Key); err != nil {
+			if err != nil {
 				return Result{}, doubt.fail(err)
 			}
+			d := Decide(st, c)
+			if !caught && c.Op == OpAcquire && d.Write != nil && d.Write.Expect == 0 && l.view.behind(time.Now()) {
+				caught, guess = true, true
+				l.catchUp(ctx)
+				continue
+			}
+			switch {
+			case d.Write == nil && guessed && (mutant("owner-from-view") || mutant("denied-from-view")):
+				return l.answer(c, st, d)
+			case d.Write == nil && guessed:
+				continue // only the leader may answer
+			case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
+				return Result{}, doubt.fail(errDenied)
+			case d.Write == nil:
+				return l.answer(c, st, d)
+			}
+			a = l.prepare(c.Key, d)
 		}
-		d := Decide(st, c)
-		if !caught && c.Op == OpAcquire && d.Write != nil && d.Write.Expect == 0 && l.view.behind(time.Now()) {
-			caught, guess = true, true
-			l.catchUp(ctx)
-			continue
-		}
-		switch {
-		case d.Write == nil && guessed && (mutant("owner-from-view") || mutant("denied-from-view")):
-			return l.answer(c, st, d)
-		case d.Write == nil && guessed:
-			continue // only the leader may answer
-		case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
-			return Result{}, doubt.fail(errDenied)
-		case d.Write == nil:
-			return l.answer(c, st, d)
-		}
-		a := l.prepare(c.Key, d)
 		res, err := l.conclude(ctx, c, a, bucket)
 		if !errors.Is(err, ErrConflict) {
 			return res, doubt.fail(err)
@@ -185,6 +172,18 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *at
 			return Result{}, doubt.fail(callError(ctx, err))
 		}
 	}
+}
+
+// state is what c's key holds: as the view has it, if c may go by that and guess
+// says so, or as the leader shows it.
+func (l *Leases) state(ctx context.Context, c Command, guess bool) (st State, guessed bool, err error) {
+	if guess {
+		if st, ok := l.guess(c); ok {
+			return st, true, nil
+		}
+	}
+	st, err = l.look(ctx, c.Key)
+	return st, false, err
 }
 
 // catchUp gives a view that lags a moment, so that an acquire of a key that holds
