@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -65,9 +64,8 @@ func joinKinds(ks []kinds.Kind) string {
 }
 
 // take receives one request on micro's goroutine, which serves one request of
-// an endpoint after the other: what may wait goes on in a goroutine of its own.
-// Only plain values leave this function; micro reads its Request again when it
-// returns.
+// an endpoint after the other: what may wait goes on elsewhere. Only plain values
+// leave this function; micro reads its Request again when it returns.
 func (ep *endpoint) take(m micro.Request) {
 	s := ep.s
 	in := incoming{reply: m.Reply(), data: m.Data(), header: nats.Header(m.Headers()), received: time.Now()}
@@ -87,12 +85,9 @@ func (ep *endpoint) take(m micro.Request) {
 		return
 	}
 	s.calls.Add(1)
-	s.workers.run(func() {
-		defer s.calls.Done()
-		release := sync.OnceFunc(func() { <-ep.slots })
-		defer release()
-		ep.handle(in, release)
-	})
+	if !ep.start(in) {
+		s.workers.run(func() { ep.handle(in) })
+	}
 }
 
 // incoming is a request as it came in.
@@ -103,16 +98,84 @@ type incoming struct {
 	received time.Time
 }
 
-// handle takes one request from its bytes to its reply: decode, validate, call.
-// park gives the call's place in flight to another.
-func (ep *endpoint) handle(in incoming, park func()) {
-	var a answer
+// start begins a lease call whose request is in plain form: nothing waits for it,
+// the store's reply goes on with it. Any other request, and so every refusal, is
+// left to handle.
+func (ep *endpoint) start(in incoming) (begun bool) {
+	if ep.lease == nil {
+		return false
+	}
+	decoded, plain := ep.request.DecodePlain(in.data)
+	if !plain {
+		return false
+	}
+	var c service.Command
 	err := ep.s.safely(ep.Name, func() error {
+		c, begun = ep.lease(&request{Request: decoded})
+		return nil
+	})
+	switch {
+	case err != nil:
+		ep.fail(in, err)
+		ep.leave()
+		return true
+	case begun:
+		ep.s.leases.Start(c, func(call *service.Call) {
+			finish := func() {
+				defer ep.leave()
+				ep.answer(in, func() (answer, error) { return leaseAnswer(call.Finish(ep.s.callCtx)) })
+			}
+			if call.Waits() {
+				ep.s.workers.run(finish)
+				return
+			}
+			finish()
+		})
+	}
+	return begun
+}
+
+// leave ends a call in flight.
+func (ep *endpoint) leave() {
+	<-ep.slots
+	ep.s.calls.Done()
+}
+
+// handle takes one request from its bytes to its reply, waiting as need be.
+func (ep *endpoint) handle(in incoming) {
+	parked := false // its place in flight was given to another
+	defer func() {
+		if parked {
+			ep.s.calls.Done()
+			return
+		}
+		ep.leave()
+	}()
+	ep.answer(in, func() (answer, error) {
 		decoded, err := ep.request.Decode(in.data)
 		if err != nil {
-			return kinds.Errorf(kinds.Invalid, "%w", err)
+			return answer{}, kinds.Errorf(kinds.Invalid, "%w", err)
 		}
-		a, err = ep.serve(ep.s.callCtx, ep.s, &request{decoded, in.header, in.received, park})
+		r := &request{Request: decoded, header: in.header, received: in.received, park: func() {
+			if !parked {
+				parked = true
+				<-ep.slots
+			}
+		}}
+		if ep.lease != nil {
+			if c, ok := ep.lease(r); ok {
+				return leaseAnswer(ep.s.leases.Do(ep.s.callCtx, c))
+			}
+		}
+		return ep.serve(ep.s.callCtx, ep.s, r)
+	})
+}
+
+// answer replies with what f gives.
+func (ep *endpoint) answer(in incoming, f func() (answer, error)) {
+	var a answer
+	err := ep.s.safely(ep.Name, func() (err error) {
+		a, err = f()
 		return err
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased/schemas"
+	"github.com/leased/leased/service"
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -20,10 +21,14 @@ type Row struct {
 	// own, so that they never delay the others.
 	Slow  bool
 	Kinds []kinds.Kind // all it can answer, no_reply aside
+	// lease is the lease call that a request is; ok is false if serve is to answer
+	// it. A row has one of the two, or both.
+	lease func(r *request) (c service.Command, ok bool)
 	serve handler
 }
 
-// handler answers one valid request. An error becomes an error reply of its kind.
+// handler answers one valid request, and may wait. An error becomes an error reply
+// of its kind.
 type handler func(ctx context.Context, s *Service, r *request) (answer, error)
 
 // answer is the body of a reply and the kind it is counted as. A call that
@@ -54,10 +59,10 @@ var table = []Row{
 		Name:  "acquire",
 		Does:  "Grants a key to a holder for ttl_ms if nobody holds it; says who holds it otherwise; returns the caller's own lease unchanged.",
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
+		lease: func(r *request) (service.Command, bool) {
+			return service.Command{Op: service.OpAcquire, Key: r.Key, Holder: r.Holder, TTL: r.TTL, Meta: r.Meta}, r.Wait == 0
+		},
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			if r.Wait == 0 {
-				return leaseAnswer(s.leases.Acquire(ctx, r.Key, r.Holder, r.TTL, r.Meta))
-			}
 			return leaseAnswer(s.leases.AcquireWait(ctx, r.Key, r.Holder, r.TTL, r.Meta, r.received.Add(r.Wait), r.park))
 		},
 	},
@@ -65,24 +70,24 @@ var table = []Row{
 		Name:  "renew",
 		Does:  "Extends a lease to ttl_ms from now if holder and revision are the current pair; the reply has the new revision.",
 		Kinds: answers(kinds.Renewed, kinds.Lost, kinds.Unknown),
-		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Renew(ctx, r.Key, r.Holder, r.Revision, r.TTL))
+		lease: func(r *request) (service.Command, bool) {
+			return service.Command{Op: service.OpRenew, Key: r.Key, Holder: r.Holder, Revision: r.Revision, TTL: r.TTL}, true
 		},
 	},
 	{
 		Name:  "release",
 		Does:  "Frees a key if holder and revision are the current pair.",
 		Kinds: answers(kinds.Released, kinds.Lost, kinds.Unknown),
-		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Release(ctx, r.Key, r.Holder, r.Revision))
+		lease: func(r *request) (service.Command, bool) {
+			return service.Command{Op: service.OpRelease, Key: r.Key, Holder: r.Holder, Revision: r.Revision}, true
 		},
 	},
 	{
 		Name:  "owner",
 		Does:  "Says who holds a key, read through the stream leader, or that nobody does.",
 		Kinds: answers(kinds.Held, kinds.Free),
-		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Owner(ctx, r.Key))
+		lease: func(r *request) (service.Command, bool) {
+			return service.Command{Op: service.OpOwner, Key: r.Key}, true
 		},
 	},
 	{
@@ -107,8 +112,8 @@ var table = []Row{
 		Name:  "evict",
 		Does:  "Frees a key whoever holds it, if revision is the current one; for operators.",
 		Kinds: answers(kinds.Evicted, kinds.Lost, kinds.Unknown),
-		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.Evict(ctx, r.Key, r.Revision))
+		lease: func(r *request) (service.Command, bool) {
+			return service.Command{Op: service.OpEvict, Key: r.Key, Revision: r.Revision}, true
 		},
 	},
 	{

@@ -16,6 +16,7 @@ import (
 
 	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/metrics"
+	"github.com/leased/leased/service"
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -157,12 +158,23 @@ func TestPanicInAHandler(t *testing.T) {
 	t.Cleanup(func() { table = original })
 	table = slices.Clone(table)
 	for i, row := range original {
-		table[i].serve = func(ctx context.Context, s *Service, r *request) (answer, error) {
+		boom := func(r *request) {
 			if r.Key == "panics" || r.Holder == "panics" {
 				var nothing *request
 				nothing.Key = "the fault of " + row.Name
 			}
-			return row.serve(ctx, s, r)
+		}
+		if row.lease != nil {
+			table[i].lease = func(r *request) (service.Command, bool) {
+				boom(r)
+				return row.lease(r)
+			}
+		}
+		if row.serve != nil {
+			table[i].serve = func(ctx context.Context, s *Service, r *request) (answer, error) {
+				boom(r)
+				return row.serve(ctx, s, r)
+			}
 		}
 	}
 	r := run(t, nil)

@@ -143,7 +143,7 @@ func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
 	}
 	var rest []int
 	for i := range renewals {
-		if renewals[i].Stored() {
+		if !renewals[i].Waits() {
 			finish(i)
 		} else {
 			rest = append(rest, i)

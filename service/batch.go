@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nuid"
@@ -51,33 +52,40 @@ type committer struct {
 type pendingWrite struct {
 	w     *Write
 	until time.Time // the caller waits no longer; zero: as long as it takes
-	done  chan struct{}
-	rev   uint64
-	err   error
-}
-
-func newPending(ctx context.Context, w *Write) *pendingWrite {
-	return &pendingWrite{w: w, until: time.Now().Add(limit(ctx)), done: make(chan struct{})}
+	done  func(uint64, error)
+	timer *time.Timer
+	told  atomic.Bool
 }
 
 // late says that nobody waits for p any more.
 func (p *pendingWrite) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
 
+// finish tells the verdict, if none has been told.
 func (p *pendingWrite) finish(rev uint64, err error) {
-	p.rev, p.err = rev, err
-	close(p.done)
+	if !p.told.CompareAndSwap(false, true) {
+		return
+	}
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.done(rev, err)
 }
 
-// put stores w like js.Put, perhaps together with others.
-func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
+// start stores w like js.startOne, perhaps together with others.
+func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)) {
 	if !c.current(w) {
-		return c.js.putOne(ctx, w)
+		c.js.startOne(c.js.message(w), wait, 0, done)
+		return
 	}
 	c.mu.Lock()
-	if !c.flying {
-		c.flying = true
+	if c.flying {
+		c.enqueue(c.pending(w, wait, done))
 		c.mu.Unlock()
-		rev, err := c.js.putOne(ctx, w)
+		return
+	}
+	c.flying = true
+	c.mu.Unlock()
+	c.js.startOne(c.js.message(w), wait, 0, func(rev uint64, err error) {
 		c.mu.Lock()
 		if len(c.queue) == 0 {
 			c.flying = false
@@ -85,62 +93,47 @@ func (c *committer) put(ctx context.Context, w *Write) (uint64, error) {
 			go c.fly()
 		}
 		c.mu.Unlock()
-		return rev, err
-	}
-	p := newPending(ctx, w)
-	c.enqueue(p)
-	c.mu.Unlock()
-	return c.wait(p)
+		done(rev, err)
+	})
 }
 
-// wait gives the verdict on p. A write that is still in the queue when the time
-// is over is taken off it.
-func (c *committer) wait(p *pendingWrite) (uint64, error) {
-	t := time.NewTimer(time.Until(p.until))
-	defer t.Stop()
-	select {
-	case <-p.done:
-		return p.rev, p.err
-	case <-t.C:
-	}
+// pending makes w ready for the line.
+func (c *committer) pending(w *Write, wait time.Duration, done func(uint64, error)) *pendingWrite {
+	p := &pendingWrite{w: w, until: time.Now().Add(wait), done: done}
+	p.timer = time.AfterFunc(wait, func() { c.expired(p) })
+	return p
+}
+
+// expired ends p at the end of its time. A write that is still in the line is
+// taken off it.
+func (c *committer) expired(p *pendingWrite) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if i := slices.Index(c.queue, p); i >= 0 {
+	i := slices.Index(c.queue, p)
+	if i >= 0 {
 		c.queue = slices.Delete(c.queue, i, i+1)
-		return 0, notStored(errTooLate)
 	}
-	return 0, fmt.Errorf("%w: %w", ErrNoVerdict, context.DeadlineExceeded)
+	c.mu.Unlock()
+	if i >= 0 {
+		p.finish(0, notStored(errTooLate))
+		return
+	}
+	p.finish(0, fmt.Errorf("%w: %w", ErrNoVerdict, context.DeadlineExceeded))
 }
 
-// putMany stores writes of different keys like put.
-func (c *committer) putMany(ctx context.Context, ws []*Write) []PutResult {
-	pending := make([]*pendingWrite, len(ws))
-	var line, aside []*pendingWrite
+// startMany stores writes of different keys like start.
+func (c *committer) startMany(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
+	var line []*pendingWrite
 	for i, w := range ws {
-		p := newPending(ctx, w)
-		pending[i] = p
+		each := func(rev uint64, err error) { done(i, rev, err) }
 		if c.current(w) {
-			line = append(line, p)
+			line = append(line, c.pending(w, wait, each))
 		} else {
-			aside = append(aside, p)
+			c.js.startOne(c.js.message(w), wait, 0, each)
 		}
 	}
-	if len(aside) > 0 {
-		go c.alone(aside)
-	}
-	c.add(line)
-	results := make([]PutResult, len(ws))
-	for i, p := range pending {
-		results[i].Revision, results[i].Err = c.wait(p)
-	}
-	return results
-}
-
-// add queues writes, and sees to it that they are sent.
-func (c *committer) add(ps []*pendingWrite) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, p := range ps {
+	for _, p := range line {
 		c.enqueue(p)
 	}
 	if !c.flying && len(c.queue) > 0 {
@@ -252,13 +245,15 @@ func (c *committer) send(batch []*pendingWrite) {
 		cancel()
 		switch {
 		case err == nil:
-			for i, p := range batch {
-				rev := last - uint64(len(batch)-1-i)
-				if mutant("batch-last-revision") {
-					rev = last
+			go func() { // the next batch does not wait for the replies
+				for i, p := range batch {
+					rev := last - uint64(len(batch)-1-i)
+					if mutant("batch-last-revision") {
+						rev = last
+					}
+					p.finish(rev, nil)
 				}
-				p.finish(rev, nil)
-			}
+			}()
 			return
 		case errors.Is(err, errBatchRefused):
 			c.alone(batch)

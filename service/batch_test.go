@@ -58,6 +58,30 @@ func testWrite(key string, expect uint64) *Write {
 	return &Write{Key: key, Expect: expect, Event: Acquired, Body: rec.encode(), Nonce: rec.Nonce, TTL: time.Minute}
 }
 
+// queued is a write in the committer's line, and its verdict once it is told.
+type queued struct {
+	*pendingWrite
+	told chan struct{}
+	rev  uint64
+	err  error
+}
+
+func newQueued(w *Write) *queued {
+	q := &queued{told: make(chan struct{})}
+	q.pendingWrite = &pendingWrite{w: w, done: func(rev uint64, err error) {
+		q.rev, q.err = rev, err
+		close(q.told)
+	}}
+	return q
+}
+
+func pendingOf(qs []*queued) (ps []*pendingWrite) {
+	for _, q := range qs {
+		ps = append(ps, q.pendingWrite)
+	}
+	return ps
+}
+
 // checkPut compares a verdict with what is stored.
 func checkPut(t *testing.T, i *Instance, w *Write, rev uint64, err error) {
 	t.Helper()
@@ -82,21 +106,21 @@ func TestBatchVerdicts(t *testing.T) {
 	i := openBatching(t)
 	for _, bad := range [][]int{nil, {0}, {63}, {5, 6}, {0, 31, 32, 63}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}} {
 		name := fmt.Sprint(len(bad), "-", time.Now().UnixNano())
-		var pending []*pendingWrite
+		var pending []*queued
 		for n := range 64 {
-			pending = append(pending, &pendingWrite{w: testWrite(fmt.Sprintf("b%s-%d", strings.ReplaceAll(name, " ", ""), n), 0), done: make(chan struct{})})
+			pending = append(pending, newQueued(testWrite(fmt.Sprintf("b%s-%d", strings.ReplaceAll(name, " ", ""), n), 0)))
 		}
 		for _, n := range bad {
 			pending[n].w.Expect = 7 // nothing of theirs is stored
 		}
 		began := time.Now()
-		i.js.group.send(pending)
+		i.js.group.send(pendingOf(pending))
 		if took := time.Since(began); took > tryTimeout {
 			t.Logf("bad %v: skipped, the disk took %v", bad, took)
 			continue
 		}
 		for n, p := range pending {
-			<-p.done
+			<-p.told
 			checkPut(t, i, p.w, p.rev, p.err)
 			if wrong := p.w.Expect != 0; wrong != (p.err != nil) {
 				t.Errorf("bad %v, write %d: %v", bad, n, p.err)
@@ -110,14 +134,14 @@ func TestBatchVerdicts(t *testing.T) {
 func TestBatchKeyOnce(t *testing.T) {
 	i := openBatching(t)
 	c := i.js.group
-	twice := []*pendingWrite{}
+	twice := []*queued{}
 	for n := range 8 {
 		for range 2 {
-			twice = append(twice, &pendingWrite{w: testWrite(fmt.Sprintf("k%d", n), 0), done: make(chan struct{})})
+			twice = append(twice, newQueued(testWrite(fmt.Sprintf("k%d", n), 0)))
 		}
 	}
 	c.mu.Lock()
-	c.queue = append(c.queue, twice...)
+	c.queue = append(c.queue, pendingOf(twice)...)
 	batch := c.take()
 	keys := map[string]bool{}
 	for _, p := range batch {
@@ -132,7 +156,7 @@ func TestBatchKeyOnce(t *testing.T) {
 	c.fly()
 	stored := map[string]int{}
 	for _, p := range twice {
-		<-p.done
+		<-p.told
 		checkPut(t, i, p.w, p.rev, p.err)
 		if p.err == nil {
 			stored[p.w.Key]++
@@ -205,18 +229,16 @@ func TestBatchInQueue(t *testing.T) {
 	c.mu.Lock()
 	c.flying = true // nobody flies
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	w := testWrite("late", 0)
-	if _, err := c.put(ctx, w); !errors.Is(err, ErrNotStored) {
+	_, err := await(func(done func(uint64, error)) { c.start(testWrite("late", 0), 20*time.Millisecond, done) })
+	if !errors.Is(err, ErrNotStored) {
 		t.Fatalf("got %v", err)
 	}
-	other := &pendingWrite{w: testWrite("next", 0), done: make(chan struct{})}
+	other := newQueued(testWrite("next", 0))
 	c.mu.Lock()
-	c.queue = append(c.queue, other)
+	c.queue = append(c.queue, other.pendingWrite)
 	c.mu.Unlock()
 	c.fly()
-	<-other.done
+	<-other.told
 	checkPut(t, i, other.w, other.rev, other.err)
 	if e, err := i.js.Get(t.Context(), "late"); err != nil || e.Revision != 0 {
 		t.Errorf("%+v %v", e, err)
@@ -276,7 +298,7 @@ func TestViewIsNoTruth(t *testing.T) {
 	before := shown()
 	e := before.entry("k")
 	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)})
-	if _, err := i.js.Put(ctx, a.w); err != nil {
+	if _, err := await(func(done func(uint64, error)) { i.js.StartPut(a.w, tryTimeout, done) }); err != nil {
 		t.Fatal(err)
 	}
 	testnats.Eventually(t, 5*time.Second, func() bool { return shown().rev != res.Lease.Revision }, "the view does not see the release")
@@ -286,7 +308,17 @@ func TestViewIsNoTruth(t *testing.T) {
 	if owner, err := i.Owner(ctx, "k"); err != nil || owner.Lease.Holder != "" {
 		t.Errorf("owner says %+v %v of a free key", owner, err)
 	}
-	if res, err := i.Acquire(ctx, "k", "second", time.Minute, ""); err != nil || res.Lease.Holder != "second" {
-		t.Errorf("acquire says %+v %v of a free key", res, err)
+	if owner, err := do(i.Leases, Command{Op: OpOwner, Key: "k"}); err != nil || owner.Lease.Holder != "" {
+		t.Errorf("an endpoint's owner says %+v %v of a free key", owner, err)
 	}
+	if res, err := do(i.Leases, Command{Op: OpAcquire, Key: "k", Holder: "second", TTL: time.Minute}); err != nil || res.Lease.Holder != "second" {
+		t.Errorf("an endpoint's acquire says %+v %v of a free key", res, err)
+	}
+}
+
+// do is a call as the endpoints make it.
+func do(l *Leases, c Command) (Result, error) {
+	ready := make(chan *Call, 1)
+	l.Start(c, func(c *Call) { ready <- c })
+	return (<-ready).Finish(context.Background())
 }

@@ -161,6 +161,12 @@ func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
 	return nil // an ack is better proof of life than the last look
 }
 
+// Sure implements Guard.
+func (k *keeper) Sure(bucket int64, before, revision uint64) bool {
+	return revision > before && revision-before < leap && bucket == k.Bucket() && !k.view.silent(time.Now()) &&
+		k.alarm.Load() == 0 && k.health.Load().Verdict == Sound
+}
+
 // hint is told of an advisory that the bucket was deleted. Anybody can publish
 // one, so it stops grants at most once in a while.
 func (k *keeper) hint() {
@@ -335,7 +341,7 @@ func (k *keeper) mayWrite(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	_, err := k.js.putOne(ctx, &Write{Key: "leased-probe", Expect: 1<<63 - 1, Event: Expired, TTL: MinTTL, Tombstone: true})
+	_, err := k.js.send(ctx, k.js.message(&Write{Key: "leased-probe", Expect: 1<<63 - 1, Event: Expired, TTL: MinTTL, Tombstone: true}), 0)
 	if errors.Is(err, ErrConflict) {
 		k.proved = connection
 	}

@@ -24,7 +24,7 @@ type losesExpired struct {
 	left int
 }
 
-func (s *losesExpired) Put(ctx context.Context, w *Write) (uint64, error) {
+func (s *losesExpired) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
 	s.mu.Lock()
 	lose := w.Event == Expired && s.left > 0
 	if lose {
@@ -32,13 +32,13 @@ func (s *losesExpired) Put(ctx context.Context, w *Write) (uint64, error) {
 	}
 	s.mu.Unlock()
 	if !lose {
-		return s.faultyStore.Put(ctx, w)
+		s.faultyStore.StartPut(w, wait, done)
+		return
 	}
 	if s.stored {
 		_, _ = s.apply(w)
 	}
-	<-ctx.Done()
-	return 0, ErrNoVerdict
+	time.AfterFunc(wait, func() { done(0, ErrNoVerdict) })
 }
 
 // TestExpiredIsNotLate: an expired event whose first write was lost does not land

@@ -101,7 +101,7 @@ func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, hea
 
 // owner reads the key through the leader.
 func (f *Forwarder) owner(ctx context.Context, key string) (Result, error) {
-	return f.leases.run(ctx, Command{Op: OpOwner, Key: key})
+	return f.leases.Do(ctx, Command{Op: OpOwner, Key: key})
 }
 
 // attempt sends the request once.

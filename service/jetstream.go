@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -122,20 +123,6 @@ func readReply(subject string, data []byte, out any) error {
 	return json.Unmarshal(data, out)
 }
 
-// ask is one request of a call, within its limit. send knows which
-// errors prove that nothing was sent.
-func (j *js) ask(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
-	wait := limit(ctx)
-	if wait <= 0 {
-		return nil, errTooLate
-	}
-	e, err := j.out.start(msg)
-	if err != nil {
-		return nil, err
-	}
-	return j.out.finish(e, wait)
-}
-
 // errTooLate says that the time for a request was over before it was sent.
 var errTooLate = errors.New("there was no time left to send it")
 
@@ -148,12 +135,25 @@ func codeOf(err error) uint16 {
 	return 0
 }
 
-// Get implements Store.
-func (j *js) Get(ctx context.Context, key string) (Entry, error) {
+// StartGet implements Store.
+func (j *js) StartGet(key string, wait time.Duration, done func(Entry, error)) {
 	if mutant("direct-get") {
-		return j.mutantGet(ctx, key)
+		go func() { done(j.mutantGet(context.Background(), key)) }()
+		return
 	}
-	reply, err := j.ask(ctx, &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)})
+	msg := &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)}
+	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
+		done(caught(func() (Entry, error) { return readMessage(key, reply, err) }))
+	})
+}
+
+// Get is StartGet for who can wait.
+func (j *js) Get(ctx context.Context, key string) (Entry, error) {
+	return await(func(done func(Entry, error)) { j.StartGet(key, limit(ctx), done) })
+}
+
+// readMessage reads what came back of STREAM.MSG.GET for key's last message.
+func readMessage(key string, reply *nats.Msg, err error) (Entry, error) {
 	if err != nil {
 		return Entry{}, fmt.Errorf("%w (STREAM.MSG.GET): %w", ErrNoAnswer, err)
 	}
@@ -220,51 +220,42 @@ func decodeEntry(key string, seq uint64, at time.Time, hdr nats.Header, data []b
 	return e, ttl
 }
 
-// Put implements Store.
-func (j *js) Put(ctx context.Context, w *Write) (uint64, error) {
+// StartPut implements Store.
+func (j *js) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
 	if j.group != nil && j.atomic.Load() {
-		return j.group.put(ctx, w)
+		j.group.start(w, wait, done)
+		return
 	}
-	return j.putOne(ctx, w)
-}
-
-func (j *js) putOne(ctx context.Context, w *Write) (uint64, error) {
-	return j.send(ctx, j.message(w), 0)
+	j.startOne(j.message(w), wait, 0, done)
 }
 
 // PutMany implements Store.
 func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
 	if j.group != nil && j.atomic.Load() {
-		return j.group.putMany(ctx, ws)
+		return putEach(ws, limit(ctx), j.group.startMany)
 	}
 	return j.putEach(ctx, ws)
 }
 
 // putEach stores each write by itself, all at the same time.
 func (j *js) putEach(ctx context.Context, ws []*Write) []PutResult {
+	return putEach(ws, limit(ctx), func(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
+		for i, w := range ws {
+			j.startOne(j.message(w), wait, 0, func(rev uint64, err error) { done(i, rev, err) })
+		}
+	})
+}
+
+// putEach waits for the verdicts of the writes that start begins.
+func putEach(ws []*Write, wait time.Duration, start func([]*Write, time.Duration, func(int, uint64, error))) []PutResult {
 	results := make([]PutResult, len(ws))
-	out := make([]*exchange, len(ws))
-	wait := limit(ctx)
-	if wait <= 0 {
-		for i := range results {
-			results[i].Err = notStored(errTooLate)
-		}
-		return results
-	}
-	until := time.Now().Add(wait)
-	for i, w := range ws {
-		e, err := j.out.start(j.message(w))
-		if err != nil {
-			_, results[i].Err = j.verdict(nil, err, 0)
-		}
-		out[i] = e
-	}
-	for i, e := range out {
-		if e != nil {
-			reply, err := j.out.finish(e, time.Until(until))
-			results[i].Revision, results[i].Err = j.verdict(reply, err, 0)
-		}
-	}
+	var open sync.WaitGroup
+	open.Add(len(ws))
+	start(ws, wait, func(i int, rev uint64, err error) {
+		results[i] = PutResult{rev, err}
+		open.Done()
+	})
+	open.Wait()
 	return results
 }
 
@@ -290,18 +281,28 @@ func (j *js) message(w *Write) *nats.Msg {
 	return msg
 }
 
-// send publishes msg and reads the verdict. batch is how many messages it
+// startOne publishes msg and hands its verdict over. batch is how many messages it
 // commits, 0 for a message that stands alone.
+func (j *js) startOne(msg *nats.Msg, wait time.Duration, batch int, done func(uint64, error)) {
+	if wait <= 0 {
+		done(0, notStored(errTooLate))
+		return
+	}
+	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
+		done(caught(func() (uint64, error) { return verdict(reply, err, batch) }))
+	})
+}
+
+// send is startOne for who can wait.
 func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
-	reply, err := j.ask(ctx, msg)
-	return j.verdict(reply, err, batch)
+	return await(func(done func(uint64, error)) { j.startOne(msg, limit(ctx), batch, done) })
 }
 
 // verdict reads what came back of a write.
-func (j *js) verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
+func verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
 	switch {
 	case err == nil:
-	case errors.Is(err, errTooLate), errors.Is(err, nats.ErrNoResponders),
+	case errors.Is(err, nats.ErrNoResponders),
 		errors.Is(err, nats.ErrReconnectBufExceeded),
 		errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, nats.ErrConnectionDraining),

@@ -45,8 +45,10 @@ type Guard interface {
 	// Acked judges a revision issued to a write of op that was allowed for bucket
 	// and sent when before was the highest fence seen. An error means that it was
 	// stored in another bucket, or in one that went back in time: nothing may be
-	// granted on this revision.
+	// granted on this revision. It may ask the server.
 	Acked(op Op, bucket int64, before, revision uint64) error
+	// Sure says that Acked would find nothing, without asking anybody.
+	Sure(bucket int64, before, revision uint64) bool
 	// Suspect is told of a failure that a look at the bucket may explain.
 	Suspect(err error)
 }
@@ -74,7 +76,7 @@ type Leases struct {
 	obs   Observer
 	log   *slog.Logger
 
-	reads [64]sharedReads
+	reads [64]shared[Entry]
 	nows  shared[time.Time]
 
 	waiters *waiters
@@ -92,45 +94,45 @@ func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger
 // (denied), or repeats the caller's own lease unchanged (granted).
 // meta is a text of the holder's that is shown with the lease.
 func (l *Leases) Acquire(ctx context.Context, key, holder string, ttl time.Duration, meta string) (Result, error) {
-	return l.run(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta})
+	return l.Do(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta})
 }
 
 // Renew extends the lease to ttl from now (renewed) if holder and revision are
 // the current pair; else the error's kind is lost.
 func (l *Leases) Renew(ctx context.Context, key, holder string, revision uint64, ttl time.Duration) (Result, error) {
-	return l.run(ctx, Command{Op: OpRenew, Key: key, Holder: holder, Revision: revision, TTL: ttl})
+	return l.Do(ctx, Command{Op: OpRenew, Key: key, Holder: holder, Revision: revision, TTL: ttl})
 }
 
 // Release frees the key (released) under the same check as Renew.
 func (l *Leases) Release(ctx context.Context, key, holder string, revision uint64) (Result, error) {
-	return l.run(ctx, Command{Op: OpRelease, Key: key, Holder: holder, Revision: revision})
+	return l.Do(ctx, Command{Op: OpRelease, Key: key, Holder: holder, Revision: revision})
 }
 
 // Evict frees the key whoever holds it (evicted) if revision is the current one,
 // records that this service did not write included.
 func (l *Leases) Evict(ctx context.Context, key string, revision uint64) (Result, error) {
-	return l.run(ctx, Command{Op: OpEvict, Key: key, Revision: revision})
+	return l.Do(ctx, Command{Op: OpEvict, Key: key, Revision: revision})
 }
 
 // Owner reads who holds the key (held) or that nobody does (free).
 func (l *Leases) Owner(ctx context.Context, key string) (Result, error) {
-	return l.run(ctx, Command{Op: OpOwner, Key: key})
+	return l.Do(ctx, Command{Op: OpOwner, Key: key})
 }
 
-// run takes one command to its answer: look, decide, write once, and look again
+// Do takes one command to its answer: look, decide, write once, and look again
 // if the write lost a race, until there is a true answer or the time is over.
-func (l *Leases) run(ctx context.Context, c Command) (Result, error) {
+func (l *Leases) Do(ctx context.Context, c Command) (Result, error) {
 	bucket := l.Bucket() // before Allow, so that it is not newer than the permission
 	if err := l.Allow(c.Op); err != nil {
 		return Result{}, err
 	}
-	return l.runFrom(ctx, c, bucket, nil)
+	return l.runFrom(ctx, c, bucket, time.Now(), nil)
 }
 
-// runFrom is run in a bucket that allowed it. first, if it is there, is the first
-// write, tried already.
-func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *attempt) (Result, error) {
-	ctx, end := withDeadline(ctx, time.Now().Add(callBudget))
+// runFrom is Do in a bucket that allowed it, for a call that began at that time.
+// first, if it is there, is the first write, tried already.
+func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began time.Time, first *attempt) (Result, error) {
+	ctx, end := withDeadline(ctx, began.Add(callBudget))
 	defer end()
 
 	guess, caught := first == nil, false
@@ -145,7 +147,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, first *at
 				return Result{}, doubt.fail(err)
 			}
 			d := Decide(st, c)
-			if !caught && c.Op == OpAcquire && d.Write != nil && d.Write.Expect == 0 && l.view.behind(time.Now()) {
+			if !caught && l.lags(c, d) {
 				caught, guess = true, true
 				l.catchUp(ctx)
 				continue
@@ -184,6 +186,11 @@ func (l *Leases) state(ctx context.Context, c Command, guess bool) (st State, gu
 	}
 	st, err = l.look(ctx, c.Key)
 	return st, false, err
+}
+
+// lags says that d takes a key that holds nothing while the view is behind.
+func (l *Leases) lags(c Command, d Decision) bool {
+	return c.Op == OpAcquire && d.Write != nil && d.Write.Expect == 0 && l.view.behind(time.Now())
 }
 
 // catchUp gives a view that lags a moment, so that an acquire of a key that holds
@@ -296,9 +303,21 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	st := State{Entry: e}
+	st, ask, err := l.judge(e)
+	if ask {
+		var server time.Time
+		server, err = l.now(ctx)
+		st.Past = err == nil && !server.Before(e.End())
+	}
+	return st, err
+}
+
+// judge makes a state of what was just read. ask says that the lease there may be
+// over: the server's clock is to be asked.
+func (l *Leases) judge(e Entry) (st State, ask bool, err error) {
+	st.Entry = e
 	now := time.Now()
-	known, ok := l.view.get(key, now)
+	known, ok := l.view.get(e.Key, now)
 	prior := func() *Entry {
 		if ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
 			return &known.Entry
@@ -310,41 +329,56 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 		st.Prior = prior()
 	case ok && known.Revision > e.Revision:
 		if known.Live {
-			return State{}, errStale
+			return State{}, false, errStale
 		}
 		st.Superseded = true
 		st.Prior = prior()
 	case !e.isLease():
+	case mutant("local-clock"):
+		st.Past = !time.Now().Before(e.End())
 	default:
-		if mutant("local-clock") {
-			st.Past = !time.Now().Before(e.End())
-			break
-		}
-		if _, hi := l.clock.bounds(now); hi.Before(e.End()) {
-			break
-		}
-		server, err := l.now(ctx)
-		if err != nil {
-			return State{}, err
-		}
-		st.Past = !server.Before(e.End())
+		_, hi := l.clock.bounds(now)
+		ask = !hi.Before(e.End())
 	}
-	return st, nil
+	return st, ask, nil
 }
 
-// read and now share one request to the leader among callers that ask at the
+// startRead and now share one request to the leader among callers that ask at the
 // same time; the request begins after each of them asked.
+func (l *Leases) startRead(key string, done func(Entry, error)) {
+	l.reads[l.view.index(key)].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, done) }, done)
+}
+
 func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
-	return l.reads[l.view.index(key)].get(key).do(ctx, func(ctx context.Context) (Entry, error) {
-		return l.store.Get(ctx, key)
-	})
+	return within(ctx, func(done func(Entry, error)) { l.startRead(key, done) })
 }
 
 func (l *Leases) now(ctx context.Context) (time.Time, error) {
-	return l.nows.do(ctx, func(ctx context.Context) (time.Time, error) {
-		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-		defer cancel()
-		return l.store.Now(ctx)
+	ask := func(done func(time.Time, error)) {
+		go func() {
+			done(caught(func() (time.Time, error) {
+				ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+				defer cancel()
+				return l.store.Now(ctx)
+			}))
+		}()
+	}
+	return within(ctx, func(done func(time.Time, error)) { l.nows.start("", ask, done) })
+}
+
+// within is await for as long as one request of ctx's call may take.
+func within[T any](ctx context.Context, start func(done func(T, error))) (T, error) {
+	return await(func(done func(T, error)) {
+		var once sync.Once
+		tell := func(v T, err error) { once.Do(func() { done(v, err) }) }
+		t := time.AfterFunc(limit(ctx), func() {
+			var zero T
+			tell(zero, fmt.Errorf("%w: %w", ErrNoAnswer, errTooLate))
+		})
+		start(func(v T, err error) {
+			t.Stop()
+			tell(v, err)
+		})
 	})
 }
 
@@ -358,6 +392,7 @@ type attempt struct {
 	sent time.Time // not zero: tried once, with this verdict
 	rev  uint64
 	err  error
+	sure bool // and the Guard has nothing against it
 }
 
 // prepare makes the write that d asks for.
@@ -379,8 +414,10 @@ func (l *Leases) conclude(ctx context.Context, c Command, a *attempt, bucket int
 	if err != nil {
 		return Result{}, err
 	}
-	if err := l.Acked(c.Op, bucket, before, done.revision); err != nil && !w.Tombstone {
-		return Result{}, l.undo(ctx, c, rec, done, err)
+	if !a.sure {
+		if err := l.Acked(c.Op, bucket, before, done.revision); err != nil && !w.Tombstone {
+			return Result{}, l.undo(ctx, c, rec, done, err)
+		}
 	}
 	l.view.wrote(c.Key, done.revision, rec, w.Tombstone, w.TTL, done.sent, done.acked)
 	if d.Write.Event != Renewed {
@@ -456,6 +493,9 @@ type committed struct {
 func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, error) {
 	w, rec, sent := a.w, a.rec, a.sent
 	tried := !sent.IsZero()
+	if tried && a.err == nil {
+		return committed{a.rev, sent, time.Now()}, nil
+	}
 	if !tried {
 		sent = time.Now()
 	}
@@ -470,7 +510,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 	for try := 0; ; try++ {
 		rev, err := a.rev, a.err
 		if try > 0 || !tried {
-			rev, err = l.store.Put(ctx, w)
+			rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, limit(ctx), done) })
 		}
 		switch {
 		case err == nil:

@@ -132,8 +132,12 @@ func (s *faultyStore) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (s *faultyStore) Put(ctx context.Context, w *Write) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+func (s *faultyStore) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
+	go func() { done(s.put(w, wait)) }()
+}
+
+func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	there, back := s.rng.dur(3*time.Millisecond), s.rng.dur(3*time.Millisecond)
 	noVerdict := func() (uint64, error) {
@@ -187,14 +191,18 @@ func (s *faultyStore) PutMany(ctx context.Context, ws []*Write) []PutResult {
 	results := make([]PutResult, len(ws))
 	var wg sync.WaitGroup
 	for i, w := range ws {
-		wg.Go(func() { results[i].Revision, results[i].Err = s.Put(ctx, w) })
+		wg.Go(func() { results[i].Revision, results[i].Err = s.put(w, limit(ctx)) })
 	}
 	wg.Wait()
 	return results
 }
 
-func (s *faultyStore) Get(ctx context.Context, key string) (Entry, error) {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+func (s *faultyStore) StartGet(key string, wait time.Duration, done func(Entry, error)) {
+	go func() { done(s.get(key, wait)) }()
+}
+
+func (s *faultyStore) get(key string, wait time.Duration) (Entry, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	there, back := s.rng.dur(3*time.Millisecond), s.rng.dur(3*time.Millisecond)
 	if s.rng.n(200) < s.trouble {
@@ -235,6 +243,7 @@ type openGuard struct{}
 func (openGuard) Allow(Op) error                         { return nil }
 func (openGuard) Bucket() int64                          { return 1 }
 func (openGuard) Acked(_ Op, _ int64, _, _ uint64) error { return nil }
+func (openGuard) Sure(int64, uint64, uint64) bool        { return true }
 func (openGuard) Suspect(error)                          {}
 func (openGuard) Conflict()                              {}
 func (openGuard) NoVerdict()                             {}
@@ -358,6 +367,16 @@ func scheduledClient(rec *fault.Recorder, rng *lockedRand, instances []*Leases, 
 
 func scheduledCall(l *Leases, op fault.Op) (Result, error) {
 	ctx := context.Background()
+	if op.Start%2 == 0 && op.Call != fault.Renew { // as the endpoints do
+		c := Command{Op: OpOwner, Key: op.Key, Holder: op.Holder, Revision: op.Revision, TTL: op.TTL}
+		switch op.Call {
+		case fault.Acquire:
+			c.Op = OpAcquire
+		case fault.Release:
+			c.Op = OpRelease
+		}
+		return do(l, c)
+	}
 	switch op.Call {
 	case fault.Acquire:
 		return l.Acquire(ctx, op.Key, op.Holder, op.TTL, "")

@@ -4,30 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 )
 
 // Store is the bucket as the lease service needs it: one register per key,
 // written by compare-and-set, read through the one node that orders the writes.
-// storetest holds the executable form of this contract.
 type Store interface {
-	// Get reads the key's last message through the stream leader, never from a
-	// replica and never from memory. A key that holds nothing is an Entry with
-	// Revision 0 and no error. The answer was true at some instant between call
-	// and return unless the leader was cut off from its peers: then it can be
-	// stale for seconds, which only a later Put finds out.
+	// StartGet reads the key's last message through the stream leader, never from
+	// a replica and never from memory. A key that holds nothing is an Entry with
+	// Revision 0 and no error. The answer was true at some instant between the
+	// start and done unless the leader was cut off from its peers: then it can be
+	// stale for seconds, which only a later write finds out.
 	//
 	// An error says nothing about the key. ErrNoBucket is proof that the bucket
 	// is gone.
 	//
-	// Get and Put take at most tryTimeout, or until ctx's deadline if that is
-	// earlier; that ctx is cancelled they may overlook as long.
-	Get(ctx context.Context, key string) (Entry, error)
+	// Start functions return without waiting. done is called once, within wait,
+	// perhaps before they return; it must not block.
+	StartGet(key string, wait time.Duration, done func(Entry, error))
 
-	// Put stores w on condition that the key's last sequence is w.Expect (0:
-	// nothing is stored) and returns the revision of what was stored.
+	// StartPut stores w on condition that the key's last sequence is w.Expect (0:
+	// nothing is stored) and tells the revision of what was stored.
 	//
-	//	nil           stored, exactly once, under the returned revision
+	//	nil           stored, exactly once, under the revision told
 	//	ErrConflict   not stored: the condition does not hold, or another write of
 	//	              the key is in flight (which may yet fail)
 	//	ErrNotStored  not stored, for a reason that has nothing to do with the key
@@ -35,10 +35,11 @@ type Store interface {
 	//	              later or never. A read that shows the old revision does not
 	//	              prove that it failed. Putting the SAME w again is safe: the
 	//	              condition lets at most one of them in.
-	Put(ctx context.Context, w *Write) (revision uint64, err error)
+	StartPut(w *Write, wait time.Duration, done func(revision uint64, err error))
 
-	// PutMany stores writes of different keys side by side, each like Put, and
-	// returns their verdicts in order.
+	// PutMany stores writes of different keys side by side and returns the verdicts
+	// that StartPut would tell, in order. It takes at most tryTimeout, or until ctx's
+	// deadline if that is earlier; that ctx is cancelled it may overlook as long.
 	PutMany(ctx context.Context, ws []*Write) []PutResult
 
 	// Now reads the clock of the stream leader, asked after the call began.
@@ -56,7 +57,7 @@ type Write struct {
 	Tombstone bool
 }
 
-// PutResult is what Put returns.
+// PutResult is what StartPut tells.
 type PutResult struct {
 	Revision uint64
 	Err      error
@@ -73,3 +74,42 @@ var (
 
 // notStored wraps cause as a write that was provably not stored.
 func notStored(cause error) error { return fmt.Errorf("%w: %w", ErrNotStored, cause) }
+
+// await waits for what start tells; start sees to it that it does.
+func await[T any](start func(done func(T, error))) (T, error) {
+	type outcome struct {
+		v   T
+		err error
+	}
+	told := make(chan outcome, 1)
+	start(func(v T, err error) { told <- outcome{v, err} })
+	o := <-told
+	rethrow(o.err)
+	return o.v, o.err
+}
+
+// panicked is a panic on its way to those who asked: it goes on as theirs.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("%v, at\n%s", p.value, p.stack) }
+
+// caught calls f and makes an error of a panic in it.
+func caught[T any](f func() (T, error)) (v T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicked{p, debug.Stack()}
+		}
+	}()
+	return f()
+}
+
+// rethrow panics if err is a panic that was caught.
+func rethrow(err error) {
+	var p *panicked
+	if errors.As(err, &p) {
+		panic(p)
+	}
+}

@@ -210,7 +210,7 @@ func (w *waiters) armLocked(key string, l *line, left time.Duration) {
 func (l *Leases) AcquireWait(ctx context.Context, key, holder string, ttl time.Duration, meta string, until time.Time, parked func()) (Result, error) {
 	c := Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta}
 	if !time.Now().Before(until) {
-		return l.run(ctx, c)
+		return l.Do(ctx, c)
 	}
 	p, first, err := l.waiters.join(key, holder)
 	if err != nil {
@@ -224,7 +224,7 @@ func (l *Leases) AcquireWait(ctx context.Context, key, holder string, ttl time.D
 	try := func() (Result, error) {
 		left := wakeRetry
 		defer func() { l.waiters.report(key, left) }() // also of a panic: others wait for it
-		res, err := l.run(ctx, c)
+		res, err := l.Do(ctx, c)
 		if err == nil {
 			left = res.Lease.Left
 		}
@@ -244,9 +244,9 @@ func (l *Leases) AcquireWait(ctx context.Context, key, holder string, ttl time.D
 			}
 		case <-timer.C:
 			keep = true
-			return l.run(ctx, c)
+			return l.Do(ctx, c)
 		case <-l.leaving:
-			return l.run(ctx, c)
+			return l.Do(ctx, c)
 		}
 	}
 }

@@ -1,0 +1,158 @@
+package service
+
+import (
+	"context"
+	"time"
+)
+
+// Call is a lease call whose first request to the store is under way, or done:
+// nearly every call needs no other one. No goroutine waits for it.
+type Call struct {
+	l      *Leases
+	c      Command
+	bucket int64
+	began  time.Time
+	ready  func(*Call)
+
+	answered bool // res and err are the answer
+	res      Result
+	err      error
+	first    *attempt // the first write, with its verdict
+}
+
+// Start begins c. ready is called once, perhaps before Start returns and on
+// whatever goroutine, when the first request is answered; it must not block.
+// Finish gives the answer then.
+func (l *Leases) Start(c Command, ready func(*Call)) {
+	call := &Call{l: l, c: c, began: time.Now(), ready: ready}
+	call.step(call.start)
+}
+
+// step does f and then, unless there is something to wait for, tells that the
+// call is ready. A panic in f is Finish's.
+func (c *Call) step(f func() (waits bool)) {
+	waits, err := caught(func() (bool, error) { return f(), nil })
+	if err != nil {
+		c.fail(err)
+	}
+	if !waits {
+		c.ready(c)
+	}
+}
+
+func (c *Call) fail(err error) { c.answered, c.err = true, err }
+
+func (c *Call) start() (waits bool) {
+	l := c.l
+	c.bucket = l.Bucket() // before Allow, as in Do
+	if err := l.Allow(c.c.Op); err != nil {
+		c.fail(err)
+		return false
+	}
+	if st, ok := l.guess(c.c); ok {
+		return c.decide(st, true)
+	}
+	l.startRead(c.c.Key, func(e Entry, err error) {
+		c.step(func() bool { return c.looked(e, err) })
+	})
+	return true
+}
+
+// looked goes on with what was read, if that is all that has to be known.
+func (c *Call) looked(e Entry, err error) (waits bool) {
+	rethrow(err)
+	if err != nil {
+		c.l.Suspect(err)
+		return false
+	}
+	st, ask, err := c.l.judge(e)
+	if ask || err != nil {
+		return false
+	}
+	return c.decide(st, false)
+}
+
+func (c *Call) decide(st State, guessed bool) (waits bool) {
+	l := c.l
+	d := Decide(st, c.c)
+	switch {
+	case d.Write == nil && guessed && !mutant("owner-from-view") && !mutant("denied-from-view"):
+		return false // only the leader may answer
+	case d.Write == nil:
+		c.answered = true
+		c.res, c.err = l.answer(c.c, st, d)
+		return false
+	case l.lags(c.c, d):
+		return false
+	}
+	a := l.prepare(c.c.Key, d)
+	a.sent = time.Now()
+	l.store.StartPut(a.w, tryTimeout, func(rev uint64, err error) {
+		c.step(func() bool {
+			rethrow(err)
+			c.wrote(a, rev, err)
+			return false
+		})
+	})
+	return true
+}
+
+// wrote takes the verdict on the first write.
+func (c *Call) wrote(a *attempt, rev uint64, err error) {
+	a.rev, a.err = rev, err
+	a.sure = err == nil && c.l.Sure(c.bucket, a.before, rev)
+	c.first = a
+}
+
+// Waits says that Finish has to wait for something: the call takes more than one
+// request.
+func (c *Call) Waits() bool { return !c.answered && (c.first == nil || !c.first.sure) }
+
+// Finish takes the call to its answer: a Result, or an error that is a
+// *kinds.Error.
+func (c *Call) Finish(ctx context.Context) (Result, error) {
+	if c.answered {
+		rethrow(c.err)
+		return c.res, c.err
+	}
+	return c.l.runFrom(ctx, c.c, c.bucket, c.began, c.first)
+}
+
+// KeyRevision is a lease as its holder knows it.
+type KeyRevision struct {
+	Key      string
+	Revision uint64
+}
+
+// StartRenewals writes those renewals of holder's leases that the view knows to
+// be current, all at once, and waits for the verdicts. Finish must follow for
+// each. The keys must differ.
+func (l *Leases) StartRenewals(ctx context.Context, holder string, ttl time.Duration, leases []KeyRevision) []Call {
+	bucket := l.Bucket() // before Allow, as in Do
+	err := l.Allow(OpRenew)
+	calls := make([]Call, len(leases))
+	var sent []*Call
+	var writes []*Write
+	at := time.Now()
+	for i, k := range leases {
+		c := &calls[i]
+		*c = Call{l: l, c: Command{Op: OpRenew, Key: k.Key, Holder: holder, Revision: k.Revision, TTL: ttl}, bucket: bucket, began: at}
+		if err != nil {
+			c.fail(err)
+			continue
+		}
+		st, ok := l.guess(c.c)
+		if !ok {
+			continue
+		}
+		if d := Decide(st, c.c); d.Write != nil {
+			c.first = l.prepare(k.Key, d)
+			c.first.sent = at
+			sent, writes = append(sent, c), append(writes, c.first.w)
+		}
+	}
+	for i, v := range l.store.PutMany(ctx, writes) {
+		sent[i].wrote(sent[i].first, v.Revision, v.Err)
+	}
+	return calls
+}
