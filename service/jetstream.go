@@ -136,29 +136,32 @@ func codeOf(err error) uint16 {
 }
 
 // StartGet implements Store.
-func (j *js) StartGet(key string, wait time.Duration, done func(Entry, error)) {
+func (j *js) StartGet(key string, wait time.Duration, known Known, done func(Entry, error)) {
 	if mutant("direct-get") {
 		go func() { done(j.mutantGet(context.Background(), key)) }()
 		return
 	}
 	msg := &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)}
 	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
-		done(caught(func() (Entry, error) { return readMessage(key, reply, err) }))
+		done(caught(func() (Entry, error) { return readMessage(key, reply, err, known) }))
 	})
 }
 
 // Get is StartGet for who can wait.
 func (j *js) Get(ctx context.Context, key string) (Entry, error) {
-	return await(func(done func(Entry, error)) { j.StartGet(key, limit(ctx), done) })
+	return await(func(done func(Entry, error)) { j.StartGet(key, limit(ctx), nil, done) })
 }
 
 // readMessage reads what came back of STREAM.MSG.GET for key's last message.
-func readMessage(key string, reply *nats.Msg, err error) (Entry, error) {
+func readMessage(key string, reply *nats.Msg, err error, known Known) (Entry, error) {
 	if err != nil {
 		return Entry{}, fmt.Errorf("%w (STREAM.MSG.GET): %w", ErrNoAnswer, err)
 	}
-	m, ok := plainMessage(key, reply.Data)
-	if !ok {
+	m, e, ok := plainMessage(key, reply.Data, known)
+	switch {
+	case e.Revision != 0:
+		return e, nil
+	case !ok:
 		var long struct {
 			Message struct {
 				Seq     uint64    `json:"seq"`
@@ -188,7 +191,7 @@ func readMessage(key string, reply *nats.Msg, err error) (Entry, error) {
 	if m.seq == 0 {
 		return Entry{Key: key}, nil
 	}
-	e, _ := decodeEntry(key, m.seq, m.at, m.hdr, m.data)
+	e, _ = decodeEntry(key, m.seq, m.at, m.hdr, m.data)
 	return e, nil
 }
 

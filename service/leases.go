@@ -346,7 +346,7 @@ func (l *Leases) judge(e Entry) (st State, ask bool, err error) {
 // startRead and now share one request to the leader among callers that ask at the
 // same time; the request begins after each of them asked.
 func (l *Leases) startRead(key string, done func(Entry, error)) {
-	l.reads[l.view.index(key)].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, done) }, done)
+	l.reads[l.view.index(key)].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, l.view.known, done) }, done)
 }
 
 func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
@@ -520,7 +520,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		case errors.Is(err, ErrConflict) && (!open || mutant("no-nonce")):
 			return committed{}, ErrConflict
 		case errors.Is(err, ErrConflict):
-			e, err := l.read(ctx, w.Key)
+			e, err := within(ctx, func(done func(Entry, error)) { l.store.StartGet(w.Key, limit(ctx), nil, done) }) // with its nonce
 			switch {
 			case err != nil:
 				last = err

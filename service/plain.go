@@ -82,9 +82,8 @@ func (c *cursor) time() Timestamp {
 	return TimestampOf(t)
 }
 
-// base64 takes bytes, and their quote.
-func (c *cursor) base64() []byte {
-	text := c.until()
+// base64 decodes bytes.
+func (c *cursor) base64(text string) []byte {
 	b, err := base64.StdEncoding.DecodeString(text)
 	c.bad = c.bad || err != nil || strings.ContainsAny(text, "\r\n") // which the decoder skips
 	return b
@@ -162,32 +161,43 @@ const (
 )
 
 // plainMessage reads the reply of STREAM.MSG.GET for key's last message; seq is
-// 0 when there is none.
-func plainMessage(key string, reply []byte) (m storedMessage, ok bool) {
+// 0 when there is none. What known has is given as e instead, without a look at
+// the message's text.
+func plainMessage(key string, reply []byte, known Known) (m storedMessage, e Entry, ok bool) {
 	if string(reply) == plainNone {
-		return m, true
+		return m, e, true
 	}
 	rest, found := bytes.CutPrefix(reply, []byte(plainFound))
 	if !found {
-		return m, false
+		return m, e, false
 	}
 	c := cursor{rest: string(rest)}
 	c.must(key)
 	c.must(`","seq":`)
 	m.seq = c.number()
 	c.must(`,"hdrs":"`)
-	hdr := c.base64()
+	hdr := c.until()
 	c.must(`,"data":"`)
-	m.data = c.base64()
+	data := c.until()
 	c.must(`,"time":"`)
 	at, err := time.Parse(time.RFC3339, c.until()) // takes fractions
 	m.at = at
 	c.must(`}}`)
 	if c.bad || err != nil || c.rest != "" || m.seq == 0 {
-		return m, false
+		return m, e, false
 	}
-	m.hdr, ok = plainHeader(string(hdr))
-	return m, ok
+	if known != nil {
+		if e, ok := known(key, m.seq, at); ok {
+			return m, e, true
+		}
+	}
+	h := c.base64(hdr)
+	m.data = c.base64(data)
+	if c.bad {
+		return m, e, false
+	}
+	m.hdr, ok = plainHeader(string(h))
+	return m, e, ok
 }
 
 // plainHeader reads the lines of a NATS header.

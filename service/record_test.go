@@ -77,12 +77,12 @@ func FuzzPlainMessage(f *testing.F) {
 	f.Add([]byte(plainNone))
 	hdr := base64.StdEncoding.EncodeToString([]byte("NATS/1.0\r\nNats-TTL: 5s\r\nDagnats-Lease-Event: acquired\r\n\r\n"))
 	reply := plainFound + `k","seq":7,"hdrs":"` + hdr + `","data":"e30=","time":"2027-01-15T08:00:00.001002003Z"}}`
-	if m, ok := plainMessage("k", []byte(reply)); !ok || m.seq != 7 || m.hdr.Get("Nats-TTL") != "5s" || string(m.data) != "{}" {
+	if m, _, ok := plainMessage("k", []byte(reply), nil); !ok || m.seq != 7 || m.hdr.Get("Nats-TTL") != "5s" || string(m.data) != "{}" {
 		f.Fatalf("%+v %v", m, ok)
 	}
 	f.Add([]byte(reply))
 	f.Fuzz(func(t *testing.T, reply []byte) {
-		got, ok := plainMessage("k", reply)
+		got, _, ok := plainMessage("k", reply, nil)
 		if !ok {
 			return
 		}

@@ -197,8 +197,16 @@ func (s *faultyStore) PutMany(ctx context.Context, ws []*Write) []PutResult {
 	return results
 }
 
-func (s *faultyStore) StartGet(key string, wait time.Duration, done func(Entry, error)) {
-	go func() { done(s.get(key, wait)) }()
+func (s *faultyStore) StartGet(key string, wait time.Duration, known Known, done func(Entry, error)) {
+	go func() {
+		e, err := s.get(key, wait)
+		if known != nil && e.Revision != 0 {
+			if k, ok := known(key, e.Revision, e.At); ok {
+				e = k
+			}
+		}
+		done(e, err)
+	}()
 }
 
 func (s *faultyStore) get(key string, wait time.Duration) (Entry, error) {

@@ -20,9 +20,13 @@ type Store interface {
 	// An error says nothing about the key. ErrNoBucket is proof that the bucket
 	// is gone.
 	//
+	// known, if it is not nil, is asked for the revision and time that were found; what
+	// it has is told in place of what is stored. (A revision alone does not say which
+	// message it is: a restored bucket issues it again.)
+	//
 	// Start functions return without waiting. done is called once, within wait,
 	// perhaps before they return; it must not block.
-	StartGet(key string, wait time.Duration, done func(Entry, error))
+	StartGet(key string, wait time.Duration, known Known, done func(Entry, error))
 
 	// StartPut stores w on condition that the key's last sequence is w.Expect (0:
 	// nothing is stored) and tells the revision of what was stored.
@@ -45,6 +49,10 @@ type Store interface {
 	// Now reads the clock of the stream leader, asked after the call began.
 	Now(ctx context.Context) (time.Time, error)
 }
+
+// Known gives the stored message of a revision without reading it; ok is false
+// where that is not known.
+type Known func(key string, revision uint64, at time.Time) (e Entry, ok bool)
 
 // Write is one conditional message.
 type Write struct {

@@ -157,6 +157,19 @@ func (v *view) get(key string, now time.Time) (s seen, ok bool) {
 	return seen{Entry: it.entry(key), Unbroken: it.epoch == v.epoch.Load(), Live: live, MayBePast: it.isLease() && !live}, true
 }
 
+// known implements Known for what a consumer has delivered; the entry lacks what a
+// view does not keep: the nonce, and how the lease before it ended.
+func (v *view) known(key string, rev uint64, at time.Time) (e Entry, ok bool) {
+	sh := v.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	it := sh.items[key]
+	if it == nil || it.rev != rev || it.at != at.UnixNano() || it.is(flagForeign) {
+		return Entry{}, false
+	}
+	return it.entry(key), true
+}
+
 // left is a lower bound of what is left of key's lease, 0 when the view knows
 // of none.
 func (v *view) left(key string, now time.Time) time.Duration {

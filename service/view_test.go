@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // TestViewRoom: what a lease takes in memory, renewed or not: keys and holders
@@ -35,4 +37,43 @@ func TestViewRoom(t *testing.T) {
 		}
 	}
 	runtime.KeepAlive(v)
+}
+
+// TestKnown: the view gives for a delivered message what a read of it shows, but
+// for what it does not keep, and nothing for a message of the same revision from
+// another time, or one that was not delivered.
+func TestKnown(t *testing.T) {
+	at := time.Date(2027, 1, 15, 8, 0, 0, 1002003, time.UTC)
+	lease := Record{V: recordVersion, Key: "k", Holder: "h", TTLMillis: 5000, AcquiredAt: TimestampOf(at) - 7000, WrittenAt: TimestampOf(at) - 1, Event: Renewed, Meta: "text"}
+	outlived := lease
+	outlived.Horizon = lease.WrittenAt + 9001
+	freed := lease
+	freed.Event, freed.Revision, freed.Evicted = Released, 6, true
+	expired := outlived
+	expired.Event, expired.Revision = Expired, 6
+	for _, rec := range []Record{lease, outlived, freed, expired} {
+		e := Entry{Key: "k", Revision: 7, At: at, Record: &rec, Tombstone: rec.Event == Released || rec.Event == Expired}
+		v := newView(&clock{}, nil)
+		v.wrote("k", 7, &rec, e.Tombstone, rec.TTL(), time.Now(), time.Now())
+		if _, ok := v.known("k", 7, at); ok {
+			t.Errorf("%s: known before the consumer showed it", rec.Event)
+		}
+		v.confirm("k", 7, at, v.epoch.Load())
+		got, ok := v.known("k", 7, at)
+		got.At = got.At.UTC()
+		if diff := cmp.Diff(e, got); !ok || diff != "" {
+			t.Errorf("%s: %v\n%s", rec.Event, ok, diff)
+		}
+		if _, ok := v.known("k", 7, at.Add(1)); ok {
+			t.Errorf("%s: known at another time", rec.Event)
+		}
+		if _, ok := v.known("k", 8, at); ok {
+			t.Errorf("%s: the next revision is known", rec.Event)
+		}
+	}
+	v := newView(&clock{}, nil)
+	v.delivered(Entry{Key: "k", Revision: 7, At: at, Foreign: "it has no header"}, 0, 0, time.Now())
+	if _, ok := v.known("k", 7, at); ok {
+		t.Error("a stranger's message is known, without what is wrong with it")
+	}
 }

@@ -6,13 +6,16 @@
 // hand-over through an in-process pipe, for each of them, here and again at the
 // server, which answers every read with a write. A connection of this package
 // lets every goroutine that is ready run once before it writes. Nothing waits
-// when nothing is ready.
+// when nothing is ready, and what comes after a silence is written at once, without
+// another goroutine.
 package coalesce
 
 import (
 	"errors"
 	"net"
+	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +27,10 @@ const (
 	most = 1 << 20
 	// keep bounds the buffers kept between writes.
 	keep = 64 << 10
+	// silence is how long nothing was written before a write that is alone, and
+	// alone how long that may hold its caller up.
+	silence = 100 * time.Microsecond
+	alone   = time.Millisecond
 	// farewell is how long Close tries to send what waits.
 	farewell = 250 * time.Millisecond
 )
@@ -37,8 +44,10 @@ type Conn struct {
 	mu      sync.Mutex
 	changed sync.Cond // for all three below
 	waiting []byte
-	err     error // of a write, or net.ErrClosed
-	ended   bool  // the writer
+	writing bool      // a write below is under way
+	last    time.Time // its end, of the last one
+	err     error     // of a write, or net.ErrClosed
+	ended   bool      // the writer
 
 	wake chan struct{}
 }
@@ -52,7 +61,8 @@ func New(c net.Conn) *Conn {
 	return n
 }
 
-// Write queues b. It blocks while a lot is queued already.
+// Write queues b, or writes it if nothing was written for a while. It blocks while
+// a lot is queued already.
 func (n *Conn) Write(b []byte) (int, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -62,9 +72,38 @@ func (n *Conn) Write(b []byte) (int, error) {
 	if n.err != nil {
 		return 0, n.err
 	}
-	n.waiting = append(n.waiting, b...)
-	n.nudge()
+	if n.writing || len(n.waiting) > 0 || time.Since(n.last) < silence {
+		n.waiting = append(n.waiting, b...)
+		n.nudge()
+		return len(b), nil
+	}
+	if err := n.writeAlone(b); err != nil {
+		return 0, err
+	}
 	return len(b), nil
+}
+
+// writeAlone writes b, or as much of it as the peer takes at once, and queues the
+// rest. n.mu is held, but not while it writes.
+func (n *Conn) writeAlone(b []byte) error {
+	n.writing = true
+	_ = n.Conn.SetWriteDeadline(time.Now().Add(alone))
+	n.mu.Unlock()
+	sent, err := n.Conn.Write(b)
+	n.mu.Lock()
+	n.writing, n.last = false, time.Now()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil
+		n.waiting = append(slices.Clone(b[sent:]), n.waiting...)
+	}
+	if n.err == nil {
+		_ = n.Conn.SetWriteDeadline(time.Time{}) // Close has one of its own
+		n.err = err
+	}
+	if len(n.waiting) > 0 || n.err != nil {
+		n.nudge()
+	}
+	return err
 }
 
 func (n *Conn) nudge() {
@@ -80,8 +119,12 @@ func (n *Conn) run() {
 	for range n.wake {
 		runtime.Gosched()
 		n.mu.Lock()
+		if n.writing { // and nudges when it is done
+			n.mu.Unlock()
+			continue
+		}
 		out, closed := n.waiting, n.err != nil
-		n.waiting = spare[:0]
+		n.waiting, n.writing = spare[:0], true
 		n.changed.Broadcast()
 		n.mu.Unlock()
 		var err error
@@ -91,17 +134,18 @@ func (n *Conn) run() {
 		if spare = out; cap(spare) > keep {
 			spare = nil
 		}
-		if err == nil && !closed {
-			continue
-		}
 		n.mu.Lock()
+		n.writing, n.last = false, time.Now()
 		if n.err == nil {
 			n.err = err
 		}
-		n.ended = true
+		n.ended = err != nil || closed
 		n.changed.Broadcast()
+		ended := n.ended
 		n.mu.Unlock()
-		return
+		if ended {
+			return
+		}
 	}
 }
 

@@ -130,3 +130,61 @@ func TestLarge(t *testing.T) {
 		t.Errorf("%d bytes arrived", n)
 	}
 }
+
+// TestAlone: after a silence a write is done when Write returns; a peer that takes
+// it piecemeal gets it whole and in order all the same, and holds nobody up.
+func TestAlone(t *testing.T) {
+	near, far := net.Pipe()
+	below := &counting{Conn: near}
+	c := New(below)
+	slow := make(chan bool)
+	var got bytes.Buffer
+	var read sync.WaitGroup
+	read.Go(func() {
+		piece := make([]byte, 700)
+		for {
+			select {
+			case <-slow:
+				time.Sleep(500 * time.Microsecond) // so slow is the peer
+			default:
+			}
+			n, err := far.Read(piece)
+			got.Write(piece[:n])
+			if err != nil {
+				return
+			}
+		}
+	})
+	var want bytes.Buffer
+	for i := range int64(5) {
+		line := bytes.Repeat([]byte{byte('a' + i)}, 100)
+		want.Write(line)
+		time.Sleep(2 * silence)
+		if n, err := c.Write(line); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+		if n := below.writes.Load(); n != i+1 {
+			t.Fatalf("%d writes below after %d", n, i+1)
+		}
+	}
+	close(slow)
+	for i := range 10 {
+		line := bytes.Repeat([]byte{byte('k' + i)}, 10_000)
+		want.Write(line)
+		time.Sleep(2 * silence)
+		began := time.Now()
+		if n, err := c.Write(line); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("a write took %v", took)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	read.Wait()
+	if !bytes.Equal(got.Bytes(), want.Bytes()) {
+		t.Fatalf("%d bytes arrived of %d, or in another order", got.Len(), want.Len())
+	}
+}
