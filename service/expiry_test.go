@@ -100,3 +100,61 @@ func TestExpiredIsNotLate(t *testing.T) {
 		})
 	}
 }
+
+// TestPreviousIsTheLast: an instance whose consumer lags for longer than a lease
+// lasts, and does not notice, takes a key that lapsed and names the revision that
+// ended: a renewal it has not seen yet.
+func TestPreviousIsTheLast(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 3))}
+			store := &faultyStore{rng: rng, log: fault.NewLog(fault.NewRecorder().Clock), seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}}
+			ctx, stop := context.WithCancel(t.Context())
+			var background sync.WaitGroup
+			first := newScheduled(ctx, &background, rng, store, store)
+			second := newScheduled(ctx, &background, rng, store, store)
+			lagging := store.feeds[1]
+			store.feeds[1] = func(e Entry, ttl time.Duration) {
+				if e.Record.Event != Renewed {
+					lagging(e, ttl)
+					return
+				}
+				store.held++
+				time.AfterFunc(2200*time.Millisecond, func() {
+					lagging(e, ttl)
+					store.mu.Lock()
+					defer store.mu.Unlock()
+					store.held--
+				})
+			}
+			// Its heartbeats seem to be those of a consumer that has nothing to deliver.
+			background.Go(func() {
+				for store.wait(ctx, 100*time.Millisecond) == nil {
+					now := time.Now()
+					second.view.alive.Store(second.view.local(now))
+					second.view.heard.Store(now.UnixNano())
+				}
+			})
+			res, err := first.Acquire(ctx, "k", "A", time.Second, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(700 * time.Millisecond)
+			if res, err = first.Renew(ctx, "k", "A", res.Lease.Revision, time.Second); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(1400 * time.Millisecond) // past its end, and the sweep
+			got, err := second.Acquire(ctx, "k", "B", time.Second, "")
+			if err != nil || got.Kind != kinds.Granted {
+				t.Fatal(got, err)
+			}
+			msgs := store.msgs["k"]
+			if p := msgs[len(msgs)-1].entry.Record.Previous; p == nil || p.Revision != res.Lease.Revision {
+				t.Errorf("seed %d: previous is %+v, the last revision was %d", seed, p, res.Lease.Revision)
+			}
+			stop()
+			background.Wait()
+			time.Sleep(5 * time.Second)
+		})
+	}
+}

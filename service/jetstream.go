@@ -388,13 +388,13 @@ func (j *js) info(ctx context.Context) (*streamInfo, error) {
 	return &si, nil
 }
 
-// Now implements Store.
-func (j *js) Now(ctx context.Context) (time.Time, error) {
+// Head implements Store.
+func (j *js) Head(ctx context.Context) (Head, error) {
 	si, err := j.info(ctx)
 	if err != nil {
-		return time.Time{}, err
+		return Head{}, err
 	}
-	return si.Now, nil
+	return Head{si.Now, si.State.LastSeq}, nil
 }
 
 // accountInfo is $JS.API.INFO as far as the service reads it.

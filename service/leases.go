@@ -77,7 +77,7 @@ type Leases struct {
 	log   *slog.Logger
 
 	reads [64]shared[Entry]
-	nows  shared[time.Time]
+	heads shared[Head]
 
 	waiters *waiters
 	leave   sync.Once
@@ -149,7 +149,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 			d := Decide(st, c)
 			if !caught && l.lags(c, d) {
 				caught, guess = true, true
-				l.catchUp(ctx)
+				l.catchUp(ctx, func(now time.Time) bool { return !l.view.behind(now) })
 				continue
 			}
 			switch {
@@ -195,8 +195,8 @@ func (l *Leases) lags(c Command, d Decision) bool {
 
 // catchUp gives a view that lags a moment, so that an acquire of a key that holds
 // nothing tells the end of the lease before it, if there was one: else nobody does.
-func (l *Leases) catchUp(ctx context.Context) {
-	for until := time.Now().Add(watchHeartbeat); ctx.Err() == nil && time.Now().Before(until) && l.view.behind(time.Now()); {
+func (l *Leases) catchUp(ctx context.Context, done func(now time.Time) bool) {
+	for until := time.Now().Add(watchHeartbeat); !done(time.Now()) && ctx.Err() == nil && time.Now().Before(until); {
 		time.Sleep(2 * time.Millisecond)
 	}
 }
@@ -304,35 +304,41 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 		return State{}, err
 	}
 	st, ask, err := l.judge(e)
-	if ask {
-		var server time.Time
-		server, err = l.now(ctx)
-		st.Past = err == nil && !server.Before(e.End())
+	if !ask || err != nil {
+		return st, err
 	}
-	return st, err
+	head, err := l.head(ctx)
+	switch {
+	case err != nil:
+		return State{}, err
+	case st.Prior != nil:
+		// What the view shows as the lease before may have been renewed since.
+		l.catchUp(ctx, func(now time.Time) bool { return l.view.position.Load() >= head.Last })
+		st.Prior = l.prior(key)
+	default:
+		st.Past = !head.Now.Before(e.End())
+	}
+	return st, nil
 }
 
-// judge makes a state of what was just read. ask says that the lease there may be
-// over: the server's clock is to be asked.
+// judge makes a state of what was just read. ask says that the leader has to be
+// asked where the bucket stands: the lease there may be over, or the view may lack
+// the end of the one before.
 func (l *Leases) judge(e Entry) (st State, ask bool, err error) {
 	st.Entry = e
 	now := time.Now()
 	known, ok := l.view.get(e.Key, now)
-	prior := func() *Entry {
-		if ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
-			return &known.Entry
-		}
-		return nil
-	}
 	switch {
 	case e.Revision == 0:
-		st.Prior = prior()
+		st.Prior = l.prior(e.Key)
+		ask = st.Prior != nil
 	case ok && known.Revision > e.Revision:
 		if known.Live {
 			return State{}, false, errStale
 		}
 		st.Superseded = true
-		st.Prior = prior()
+		st.Prior = l.prior(e.Key)
+		ask = st.Prior != nil
 	case !e.isLease():
 	case mutant("local-clock"):
 		st.Past = !time.Now().Before(e.End())
@@ -343,7 +349,17 @@ func (l *Leases) judge(e Entry) (st State, ask bool, err error) {
 	return st, ask, nil
 }
 
-// startRead and now share one request to the leader among callers that ask at the
+// prior is the lease that key held last, as the view has it; nil if there was none
+// or the view is not sure.
+func (l *Leases) prior(key string) *Entry {
+	now := time.Now()
+	if known, ok := l.view.get(key, now); ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
+		return &known.Entry
+	}
+	return nil
+}
+
+// startRead and head share one request to the leader among callers that ask at the
 // same time; the request begins after each of them asked.
 func (l *Leases) startRead(key string, done func(Entry, error)) {
 	l.reads[l.view.index(key)].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, l.view.known, done) }, done)
@@ -353,17 +369,17 @@ func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
 	return within(ctx, func(done func(Entry, error)) { l.startRead(key, done) })
 }
 
-func (l *Leases) now(ctx context.Context) (time.Time, error) {
-	ask := func(done func(time.Time, error)) {
+func (l *Leases) head(ctx context.Context) (Head, error) {
+	ask := func(done func(Head, error)) {
 		go func() {
-			done(caught(func() (time.Time, error) {
+			done(caught(func() (Head, error) {
 				ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
 				defer cancel()
-				return l.store.Now(ctx)
+				return l.store.Head(ctx)
 			}))
 		}()
 	}
-	return within(ctx, func(done func(time.Time, error)) { l.nows.start("", ask, done) })
+	return within(ctx, func(done func(Head, error)) { l.heads.start("", ask, done) })
 }
 
 // within is await for as long as one request of ctx's call may take.

@@ -38,6 +38,7 @@ type faultyStore struct {
 
 	mu      sync.Mutex
 	crashes int
+	held    int // messages on their way to an instance, besides those in its feed
 	seq     uint64
 	msgs    map[string][]storedMsg // all that were ever stored under a key
 	gone    map[string]uint64      // up to this revision they are removed
@@ -235,15 +236,17 @@ func (s *faultyStore) get(key string, wait time.Duration) (Entry, error) {
 	return e, nil
 }
 
-func (s *faultyStore) Now(ctx context.Context) (time.Time, error) {
+func (s *faultyStore) Head(ctx context.Context) (Head, error) {
 	if s.wait(ctx, s.rng.dur(3*time.Millisecond)) != nil {
-		return time.Time{}, ErrNoAnswer
+		return Head{}, ErrNoAnswer
 	}
-	now := time.Now()
+	s.mu.Lock()
+	head := Head{time.Now(), s.seq}
+	s.mu.Unlock()
 	if s.wait(ctx, s.rng.dur(3*time.Millisecond)) != nil {
-		return time.Time{}, ErrNoAnswer
+		return Head{}, ErrNoAnswer
 	}
-	return now, nil
+	return head, nil
 }
 
 type openGuard struct{}
@@ -280,11 +283,17 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 			case <-ctx.Done():
 				return
 			case heard = <-alive.C:
+				store.mu.Lock()
+				if len(feed) == 0 && store.held == 0 {
+					v.position.Store(store.seq)
+				}
+				store.mu.Unlock()
 			case m := <-feed:
 				if rng.n(100) < store.trouble {
 					time.Sleep(rng.dur(200 * time.Millisecond))
 				}
 				v.delivered(m.entry, m.ttl, epoch, time.Now())
+				v.position.Store(m.entry.Revision)
 				heard = m.entry.At
 			}
 			v.alive.Store(v.local(time.Now()))

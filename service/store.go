@@ -46,8 +46,15 @@ type Store interface {
 	// deadline if that is earlier; that ctx is cancelled it may overlook as long.
 	PutMany(ctx context.Context, ws []*Write) []PutResult
 
-	// Now reads the clock of the stream leader, asked after the call began.
-	Now(ctx context.Context) (time.Time, error)
+	// Head asks the stream leader, after the call began, for its clock and for the
+	// last sequence of the bucket.
+	Head(ctx context.Context) (Head, error)
+}
+
+// Head is where the bucket stands.
+type Head struct {
+	Now  time.Time
+	Last uint64
 }
 
 // Known gives the stored message of a revision without reading it; ok is false

@@ -28,9 +28,10 @@ type view struct {
 	// been followed by messages nobody saw; such an item is true but may not be
 	// used to say that nothing came after it.
 	epoch    atomic.Uint32
-	complete atomic.Bool  // the current consumer has delivered all there was
-	alive    atomic.Int64 // local time of its last sign of life
-	heard    atomic.Int64 // time on the server's clock, ns, up to which it has delivered
+	complete atomic.Bool   // the current consumer has delivered all there was
+	alive    atomic.Int64  // local time of its last sign of life
+	heard    atomic.Int64  // time on the server's clock, ns, up to which it has delivered
+	position atomic.Uint64 // stream sequence up to which it has delivered
 	held     atomic.Int64
 	highest  atomic.Uint64 // the highest fence ever seen, over all buckets
 
@@ -370,6 +371,7 @@ func (v *view) put(key string, it *item) {
 // been missed. It returns the epoch of the next consumer.
 func (v *view) restart() uint32 {
 	v.complete.Store(false)
+	v.position.Store(0)
 	return v.epoch.Add(1)
 }
 

@@ -133,6 +133,7 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 				w.view.delivered(e, ttl, epoch, now)
 			}
 			w.view.heard.Store(meta.Timestamp.UnixNano())
+			w.view.position.Store(meta.Sequence.Stream)
 			if meta.NumPending == 0 && !w.view.complete.Load() {
 				w.view.completed(epoch)
 			}
@@ -168,6 +169,10 @@ func (w *watcher) status(msg *nats.Msg, last uint64) error {
 	if sent := msg.Header.Get("Nats-Last-Consumer"); sent != "" {
 		if n, err := strconv.ParseUint(sent, 10, 64); err == nil && n != last {
 			return fmt.Errorf("the consumer is at %d, %d arrived", n, last)
+		}
+		// What was removed before it was delivered counts as delivered.
+		if n, err := strconv.ParseUint(msg.Header.Get("Nats-Last-Stream"), 10, 64); err == nil {
+			w.view.position.Store(max(n, w.view.position.Load()))
 		}
 	}
 	return nil

@@ -251,6 +251,9 @@ func stateDir() (string, error) {
 // ends: the service, its connections, the NATS server inside, the HTTP port.
 func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
 	go tuneGC(ctx)
+	if p.inside == nil {
+		halveProcs()
+	}
 	var rows []metrics.Endpoint
 	for _, row := range leased.Endpoints() {
 		rows = append(rows, metrics.Endpoint{Name: row.Name, Kinds: row.Kinds})

@@ -28,7 +28,7 @@ var Mutants = []Mutant{
 	{"markers", "the server writes a marker when a lease runs out", "F0", R3, 8 * time.Second, []string{"I8"}},
 	{"short-tombstone", "a tombstone lives 1 s", "F0", R1, 6 * time.Second, []string{"I8"}},
 	{"no-horizon", "a short lease over a long one lets the long one come back", "F0", R1, 10 * time.Second, []string{"I8"}},
-	{"owner-from-view", "owner and forward believe what the instance has seen", "F3", R1, 20 * time.Second, []string{"I1", "I4", "I5", "I7", "I13"}},
+	{"owner-from-view", "owner and forward believe what the instance has seen", "F5", R3, 30 * time.Second, []string{"I1", "I4", "I5", "I7", "I13"}},
 	{"fence-from-one", "a bucket made again begins with revision 1", "F19", R1, 20 * time.Second, []string{"I3"}},
 	{"grant-at-once", "a bucket made again grants before the old leases are over", "F19", R1, 20 * time.Second, []string{"I2"}},
 	{"trust-restored", "a restored backup is believed", "F19", R1, 20 * time.Second, []string{"I3", "inject"}},
