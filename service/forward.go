@@ -70,7 +70,7 @@ func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, hea
 	for {
 		owner, err := f.owner(ctx, key)
 		switch {
-		case err != nil && last != nil && errors.Is(context.Cause(ctx), errBudget):
+		case err != nil && last != nil && !time.Now().Before(until) && !errors.Is(context.Cause(ctx), ErrStopping):
 			return Forwarded{}, f.fail(tried, kinds.Errorf(kinds.OwnerUnavailable, "the time was over with no attempt in flight; the last one: %s", last.Text))
 		case err != nil:
 			return Forwarded{}, f.fail(tried, err)
