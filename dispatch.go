@@ -100,18 +100,17 @@ type incoming struct {
 
 // start begins a lease call whose request is in plain form: nothing waits for it,
 // the store's reply goes on with it. Any other request, and so every refusal, is
-// left to handle.
+// left to handle; so is everything while a connection is away, because publishing
+// on it then waits for as long as it is dialled.
 func (ep *endpoint) start(in incoming) (begun bool) {
-	if ep.lease == nil {
-		return false
-	}
-	decoded, plain := ep.request.DecodePlain(in.data)
-	if !plain {
+	if ep.lease == nil || ep.s.away.Load() {
 		return false
 	}
 	var c service.Command
 	err := ep.s.safely(ep.Name, func() error {
-		c, begun = ep.lease(&request{Request: decoded})
+		if decoded, plain := ep.request.DecodePlain(in.data); plain {
+			c, begun = ep.lease(&request{Request: decoded})
+		}
 		return nil
 	})
 	switch {
@@ -125,7 +124,7 @@ func (ep *endpoint) start(in incoming) (begun bool) {
 				defer ep.leave()
 				ep.answer(in, func() (answer, error) { return leaseAnswer(call.Finish(ep.s.callCtx)) })
 			}
-			if call.Waits() {
+			if call.Waits() || ep.s.away.Load() {
 				ep.s.workers.run(finish)
 				return
 			}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -58,6 +59,7 @@ type Service struct {
 	workers     *workers
 	helpers     chan struct{} // goroutines of renew_many
 	calls       sync.WaitGroup
+	away        atomic.Bool // front or store is not connected
 	callCtx     context.Context
 	abort       context.CancelCauseFunc // ends calls in flight
 	endpoints   sync.Map                // name -> *endpoint
@@ -100,6 +102,8 @@ func Start(o Options) (*Service, error) {
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
+	s.away.Store(true)
+	go s.watchConns(ctx)
 	go func() {
 		defer close(s.joined)
 		if err := s.join(ctx, rows); err != nil && ctx.Err() == nil {
@@ -107,6 +111,32 @@ func Start(o Options) (*Service, error) {
 		}
 	}()
 	return s, nil
+}
+
+// watchConns keeps away until ctx is done. It may not ask a connection that is being
+// dialled: that waits.
+func (s *Service) watchConns(ctx context.Context) {
+	front, store := s.front.StatusChanged(), s.opts.Store.StatusChanged()
+	defer s.front.RemoveStatusListener(front)
+	defer s.opts.Store.RemoveStatusListener(store)
+	frontUp, storeUp := s.front.IsConnected(), s.opts.Store.IsConnected()
+	for {
+		s.away.Store(!frontUp || !storeUp)
+		select {
+		case <-ctx.Done():
+			return
+		case st, open := <-front:
+			if !open {
+				return // closed, and so the end
+			}
+			frontUp = st == nats.CONNECTED
+		case st, open := <-store:
+			if !open {
+				return
+			}
+			storeUp = st == nats.CONNECTED
+		}
+	}
 }
 
 // joinAfter is how long the endpoints wait for a verdict on the bucket, so that

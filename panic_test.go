@@ -71,6 +71,12 @@ type running struct {
 func run(t *testing.T, on func(slog.Record) bool) *running {
 	t.Helper()
 	node := testnats.Server(t)
+	return runOn(t, node, on, node.Connect(), node.Connect(nats.ReconnectBufSize(-1)))
+}
+
+// runOn is run with connections of its own.
+func runOn(t *testing.T, node *testnats.Node, on func(slog.Record) bool, front, store *nats.Conn) *running {
+	t.Helper()
 	r := &running{t: t, log: &logged{on: on}, nc: node.Connect()}
 	r.log.Handler = slog.NewJSONHandler(&r.log.text, nil)
 	var rows []metrics.Endpoint
@@ -79,7 +85,7 @@ func run(t *testing.T, on func(slog.Record) bool) *running {
 	}
 	r.m = metrics.New(rows, metrics.Build{})
 	svc, err := Start(Options{
-		Front: node.Connect(), Store: node.Connect(nats.ReconnectBufSize(-1)), Hop: node.Connect(nats.ReconnectBufSize(-1)),
+		Front: front, Store: store, Hop: node.Connect(nats.ReconnectBufSize(-1)),
 		Replicas: 1, APIPrefix: DefaultAPIPrefix, EventPrefix: DefaultEventPrefix, MaxInFlight: 2, MaxForwards: 1,
 		Version: "0.0.1", Logger: slog.New(r.log), Metrics: r.m,
 	})

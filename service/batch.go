@@ -97,7 +97,7 @@ func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)
 	})
 }
 
-// pending makes w ready for the line.
+// pending makes w ready for the line. c.mu is held.
 func (c *committer) pending(w *Write, wait time.Duration, done func(uint64, error)) *pendingWrite {
 	p := &pendingWrite{w: w, until: time.Now().Add(wait), done: done}
 	p.timer = time.AfterFunc(wait, func() { c.expired(p) })
@@ -122,23 +122,22 @@ func (c *committer) expired(p *pendingWrite) {
 
 // startMany stores writes of different keys like start.
 func (c *committer) startMany(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
-	var line []*pendingWrite
-	for i, w := range ws {
-		each := func(rev uint64, err error) { done(i, rev, err) }
-		if c.current(w) {
-			line = append(line, c.pending(w, wait, each))
-		} else {
-			c.js.startOne(c.js.message(w), wait, 0, each)
-		}
-	}
+	var aside []int
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, p := range line {
-		c.enqueue(p)
+	for i, w := range ws {
+		if !c.current(w) {
+			aside = append(aside, i)
+			continue
+		}
+		c.enqueue(c.pending(w, wait, func(rev uint64, err error) { done(i, rev, err) }))
 	}
 	if !c.flying && len(c.queue) > 0 {
 		c.flying = true
 		go c.fly()
+	}
+	c.mu.Unlock()
+	for _, i := range aside {
+		c.js.startOne(c.js.message(ws[i]), wait, 0, func(rev uint64, err error) { done(i, rev, err) })
 	}
 }
 

@@ -2,6 +2,8 @@ package service
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,6 +15,7 @@ type Call struct {
 	bucket int64
 	began  time.Time
 	ready  func(*Call)
+	told   atomic.Bool // ready was called
 
 	answered bool // res and err are the answer
 	res      Result
@@ -35,7 +38,7 @@ func (c *Call) step(f func() (waits bool)) {
 	if err != nil {
 		c.fail(err)
 	}
-	if !waits {
+	if !waits && c.told.CompareAndSwap(false, true) {
 		c.ready(c)
 	}
 }
@@ -65,7 +68,7 @@ func (c *Call) looked(e Entry, err error) (waits bool) {
 		c.l.Suspect(err)
 		return false
 	}
-	st, ask, err := c.l.judge(e)
+	st, ask, err := c.l.judge(c.c, e)
 	if ask || err != nil {
 		return false
 	}
@@ -89,7 +92,6 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 	a.sent = time.Now()
 	l.store.StartPut(a.w, tryTimeout, func(rev uint64, err error) {
 		c.step(func() bool {
-			rethrow(err)
 			c.wrote(a, rev, err)
 			return false
 		})
@@ -99,6 +101,10 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 
 // wrote takes the verdict on the first write.
 func (c *Call) wrote(a *attempt, rev uint64, err error) {
+	if p := (*panicked)(nil); errors.As(err, &p) {
+		c.fail(err)
+		return
+	}
 	a.rev, a.err = rev, err
 	a.sure = err == nil && c.l.Sure(c.bucket, a.before, rev)
 	c.first = a
@@ -114,6 +120,9 @@ func (c *Call) Finish(ctx context.Context) (Result, error) {
 	if c.answered {
 		rethrow(c.err)
 		return c.res, c.err
+	}
+	if c.first == nil && ctx.Err() != nil {
+		return Result{}, callError(ctx, context.Cause(ctx))
 	}
 	return c.l.runFrom(ctx, c.c, c.bucket, c.began, c.first)
 }
@@ -132,11 +141,13 @@ func (l *Leases) StartRenewals(ctx context.Context, holder string, ttl time.Dura
 	err := l.Allow(OpRenew)
 	calls := make([]Call, len(leases))
 	var sent []*Call
+	var tries []*attempt
 	var writes []*Write
 	at := time.Now()
 	for i, k := range leases {
 		c := &calls[i]
-		*c = Call{l: l, c: Command{Op: OpRenew, Key: k.Key, Holder: holder, Revision: k.Revision, TTL: ttl}, bucket: bucket, began: at}
+		c.l, c.bucket, c.began = l, bucket, at
+		c.c = Command{Op: OpRenew, Key: k.Key, Holder: holder, Revision: k.Revision, TTL: ttl}
 		if err != nil {
 			c.fail(err)
 			continue
@@ -146,13 +157,13 @@ func (l *Leases) StartRenewals(ctx context.Context, holder string, ttl time.Dura
 			continue
 		}
 		if d := Decide(st, c.c); d.Write != nil {
-			c.first = l.prepare(k.Key, d)
-			c.first.sent = at
-			sent, writes = append(sent, c), append(writes, c.first.w)
+			a := l.prepare(k.Key, d)
+			a.sent = at
+			sent, tries, writes = append(sent, c), append(tries, a), append(writes, a.w)
 		}
 	}
 	for i, v := range l.store.PutMany(ctx, writes) {
-		sent[i].wrote(sent[i].first, v.Revision, v.Err)
+		sent[i].wrote(tries[i], v.Revision, v.Err)
 	}
 	return calls
 }

@@ -184,7 +184,7 @@ func (l *Leases) state(ctx context.Context, c Command, guess bool) (st State, gu
 			return st, true, nil
 		}
 	}
-	st, err = l.look(ctx, c.Key)
+	st, err = l.look(ctx, c)
 	return st, false, err
 }
 
@@ -195,10 +195,15 @@ func (l *Leases) lags(c Command, d Decision) bool {
 
 // catchUp gives a view that lags a moment, so that an acquire of a key that holds
 // nothing tells the end of the lease before it, if there was one: else nobody does.
-func (l *Leases) catchUp(ctx context.Context, done func(now time.Time) bool) {
-	for until := time.Now().Add(watchHeartbeat); !done(time.Now()) && ctx.Err() == nil && time.Now().Before(until); {
+// It reports whether the view is done.
+func (l *Leases) catchUp(ctx context.Context, done func(now time.Time) bool) bool {
+	for until := time.Now().Add(watchHeartbeat); !done(time.Now()); {
+		if ctx.Err() != nil || time.Now().After(until) {
+			return false
+		}
 		time.Sleep(2 * time.Millisecond)
 	}
+	return true
 }
 
 // doubt is what a call remembers of its own tries without a verdict, once it
@@ -277,14 +282,18 @@ func (l *Leases) guess(c Command) (State, bool) {
 	return State{}, false
 }
 
-// errStale says that a read showed less than this instance has already seen.
-var errStale = errors.New("the stream leader shows an older state than was seen before")
+var (
+	// errStale says that a read showed less than this instance has already seen,
+	// errBehind that the instance has not seen all there is.
+	errStale  = errors.New("the stream leader shows an older state than was seen before")
+	errBehind = errors.New("this instance is behind the bucket")
+)
 
-// look reads the key through the leader and finds out whether the lease there
+// look reads c's key through the leader and finds out whether the lease there
 // is over.
-func (l *Leases) look(ctx context.Context, key string) (State, error) {
+func (l *Leases) look(ctx context.Context, c Command) (State, error) {
 	for try := 0; ; try++ {
-		st, err := l.lookOnce(ctx, key)
+		st, err := l.lookOnce(ctx, c)
 		if err == nil {
 			return st, nil
 		}
@@ -298,12 +307,12 @@ func (l *Leases) look(ctx context.Context, key string) (State, error) {
 	}
 }
 
-func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
-	e, err := l.read(ctx, key)
+func (l *Leases) lookOnce(ctx context.Context, c Command) (State, error) {
+	e, err := l.read(ctx, c.Key)
 	if err != nil {
 		return State{}, err
 	}
-	st, ask, err := l.judge(e)
+	st, ask, err := l.judge(c, e)
 	if !ask || err != nil {
 		return st, err
 	}
@@ -313,32 +322,35 @@ func (l *Leases) lookOnce(ctx context.Context, key string) (State, error) {
 		return State{}, err
 	case st.Prior != nil:
 		// What the view shows as the lease before may have been renewed since.
-		l.catchUp(ctx, func(now time.Time) bool { return l.view.position.Load() >= head.Last })
-		st.Prior = l.prior(key)
+		if !l.catchUp(ctx, func(time.Time) bool { return l.view.position.Load() >= head.Last }) {
+			return State{}, errBehind
+		}
+		st.Prior = l.prior(c.Key)
 	default:
 		st.Past = !head.Now.Before(e.End())
 	}
 	return st, nil
 }
 
-// judge makes a state of what was just read. ask says that the leader has to be
-// asked where the bucket stands: the lease there may be over, or the view may lack
-// the end of the one before.
-func (l *Leases) judge(e Entry) (st State, ask bool, err error) {
+// judge makes a state for c of what was just read. ask says that the leader has to
+// be asked where the bucket stands: the lease there may be over, or c would tell the
+// end of the one before and the view may not have seen the last of it.
+func (l *Leases) judge(c Command, e Entry) (st State, ask bool, err error) {
 	st.Entry = e
 	now := time.Now()
+	tells := c.Op == OpAcquire || c.Op == OpExpire
 	known, ok := l.view.get(e.Key, now)
 	switch {
 	case e.Revision == 0:
 		st.Prior = l.prior(e.Key)
-		ask = st.Prior != nil
+		ask = tells && st.Prior != nil
 	case ok && known.Revision > e.Revision:
 		if known.Live {
 			return State{}, false, errStale
 		}
 		st.Superseded = true
 		st.Prior = l.prior(e.Key)
-		ask = st.Prior != nil
+		ask = tells && st.Prior != nil
 	case !e.isLease():
 	case mutant("local-clock"):
 		st.Past = !time.Now().Before(e.End())

@@ -96,6 +96,7 @@ const (
 	flagOwn     // this instance wrote it
 	flagCounted // counted in held
 	flagTelling // an expired event is being written
+	flagExact   // at is the message's own time
 )
 
 func (i *item) is(f uint8) bool { return i.flags&f != 0 }
@@ -165,7 +166,7 @@ func (v *view) known(key string, rev uint64, at time.Time) (e Entry, ok bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	it := sh.items[key]
-	if it == nil || it.rev != rev || it.at != at.UnixNano() || it.is(flagForeign) {
+	if it == nil || it.rev != rev || it.is(flagForeign) || !it.is(flagExact) || it.at != at.UnixNano() {
 		return Entry{}, false
 	}
 	return it.entry(key), true
@@ -245,11 +246,19 @@ func (v *view) confirm(key string, rev uint64, at time.Time, epoch uint32) bool 
 		return false
 	}
 	if it.rev == rev {
+		if it.another(at.UnixNano()) {
+			return false
+		}
 		it.epoch = max(it.epoch, epoch)
 		it.at = at.UnixNano()
+		it.flags |= flagExact
 	}
 	return true
 }
+
+// another says that a message of i's revision and that time is not the one i is
+// about: a server that lost what it had acknowledged issues its revisions again.
+func (i *item) another(at int64) bool { return at > i.at || i.is(flagExact) && at != i.at }
 
 // wrote takes over a write of this instance: sent is when it was first sent,
 // acked when the ack came.
@@ -271,7 +280,7 @@ func (v *view) wrote(key string, rev uint64, rec *Record, tomb bool, ttl time.Du
 func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time) {
 	v.noteFence(e.Revision)
 	lo, hi := v.clock.bounds(now)
-	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch}
+	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch, flags: flagExact}
 	if e.Record != nil {
 		it.take(e.Record, e.Tombstone)
 		it.holder = strings.Clone(it.holder) // not a part of the whole message's text, which would stay with it
@@ -322,6 +331,7 @@ func (v *view) put(key string, it *item) {
 	case old.rev > it.rev:
 		sh.mu.Unlock()
 		return
+	case old.rev == it.rev && it.is(flagExact) && old.another(it.at):
 	case old.rev == it.rev:
 		// The same message from both sides, consumer and ack, in either order.
 		old.epoch = max(old.epoch, it.epoch)
@@ -330,6 +340,7 @@ func (v *view) put(key string, it *item) {
 			old.flags |= flagOwn
 		} else {
 			old.at = it.at // the exact time
+			old.flags |= flagExact
 		}
 		sh.mu.Unlock()
 		return

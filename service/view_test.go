@@ -54,7 +54,7 @@ func TestKnown(t *testing.T) {
 	for _, rec := range []Record{lease, outlived, freed, expired} {
 		e := Entry{Key: "k", Revision: 7, At: at, Record: &rec, Tombstone: rec.Event == Released || rec.Event == Expired}
 		v := newView(&clock{}, nil)
-		v.wrote("k", 7, &rec, e.Tombstone, rec.TTL(), time.Now(), time.Now())
+		v.wrote("k", 7, &rec, e.Tombstone, rec.TTL(), at, at.Add(time.Millisecond))
 		if _, ok := v.known("k", 7, at); ok {
 			t.Errorf("%s: known before the consumer showed it", rec.Event)
 		}
@@ -75,5 +75,33 @@ func TestKnown(t *testing.T) {
 	v.delivered(Entry{Key: "k", Revision: 7, At: at, Foreign: "it has no header"}, 0, 0, time.Now())
 	if _, ok := v.known("k", 7, at); ok {
 		t.Error("a stranger's message is known, without what is wrong with it")
+	}
+}
+
+// TestReissued: a consumer that shows another message under a revision that the
+// view has, as after a server lost what it had acknowledged, is believed.
+func TestReissued(t *testing.T) {
+	was := time.Now().Add(-2 * time.Second)
+	rec := func(holder string, at time.Time) *Record {
+		return &Record{V: recordVersion, Key: "k", Holder: holder, TTLMillis: 60_000, AcquiredAt: TimestampOf(at), WrittenAt: TimestampOf(at), Event: Acquired}
+	}
+	for _, confirmed := range []bool{true, false} {
+		v := newView(&clock{}, nil)
+		v.wrote("k", 7, rec("A", was), false, time.Minute, was, was)
+		if confirmed && !v.confirm("k", 7, was.Add(-time.Millisecond), v.epoch.Load()) {
+			t.Fatal("the message that was written is not its own")
+		}
+		epoch, now := v.restart(), time.Now()
+		if v.confirm("k", 7, now, epoch) {
+			t.Fatal("another message is taken for the one that was written")
+		}
+		v.delivered(Entry{Key: "k", Revision: 7, At: now, Record: rec("B", now)}, 0, epoch, now)
+		v.completed(epoch)
+		if e, ok := v.known("k", 7, now); !ok || e.Record.Holder != "B" {
+			t.Errorf("known says %+v %v", e, ok)
+		}
+		if s, _ := v.get("k", now); s.Record.Holder != "B" || !s.Unbroken || v.held.Load() != 1 {
+			t.Errorf("the view has %+v, %d held", s, v.held.Load())
+		}
 	}
 }
