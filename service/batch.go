@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 )
 
@@ -46,7 +45,8 @@ type committer struct {
 	mu     sync.Mutex
 	queue  []*pendingWrite
 	flying bool          // a flush is under way
-	more   chan struct{} // closed when the queue has grown; nil: fly does not wait for that
+	want   int           // fly waits for so many, 0: it does not
+	full   chan struct{} // closed when they are there
 }
 
 type pendingWrite struct {
@@ -144,9 +144,9 @@ func (c *committer) startMany(ws []*Write, wait time.Duration, done func(int, ui
 // enqueue puts p in line. c.mu is held.
 func (c *committer) enqueue(p *pendingWrite) {
 	c.queue = append(c.queue, p)
-	if c.more != nil {
-		close(c.more)
-		c.more = nil
+	if c.want > 0 && len(c.queue) >= c.want {
+		c.want = 0
+		close(c.full)
 	}
 }
 
@@ -161,88 +161,86 @@ func (c *committer) fly() {
 	var last int
 	var took time.Duration
 	for {
-		b := newAtomicBatch(c.js)
-		if !c.fill(b, last, min(took/2, maxGather)) {
-			return
-		}
-		began := time.Now()
-		c.send(b)
-		last, took = len(b.members), time.Since(began)
-	}
-}
-
-// fill moves what is in line to b and waits until after more have come, at most so
-// long. Where a large batch comes about it is published meanwhile: the server then
-// makes its store for the batch while the callers are on their way. fill reports
-// false, and ends the flight, if there is nothing to send.
-func (c *committer) fill(b *atomicBatch, after int, wait time.Duration) bool {
-	c.mu.Lock()
-	want := min(len(c.queue)+after, maxBatch)
-	early := want >= 2*minBatch
-	var over <-chan time.Time
-	for waited := false; ; {
-		b.members = append(b.members, c.take(b)...)
-		if len(b.members) >= want || after < 2 || waited {
-			break
-		}
-		if over == nil {
-			t := time.NewTimer(wait)
-			defer t.Stop()
-			over = t.C
-		}
-		more := make(chan struct{})
-		c.more = more
-		c.mu.Unlock()
-		if early && len(b.members) >= minBatch {
-			b.publish(len(b.members) - 1)
-		}
-		select {
-		case <-more:
-		case <-over:
-			waited = true
+		if last > 1 {
+			c.gather(last, min(took/2, maxGather))
 		}
 		c.mu.Lock()
+		batch := c.take()
+		if len(batch) == 0 {
+			c.flying = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		began := time.Now()
+		c.send(batch)
+		last, took = len(batch), time.Since(began)
 	}
-	defer c.mu.Unlock()
-	c.more = nil
-	if len(b.members) == 0 && len(c.queue) == 0 {
-		c.flying = false
-		return false
-	}
-	return true
 }
 
-// take cuts off the queue what fits into b, no key twice. What the key's last
-// write has overtaken meanwhile goes alone, now. c.mu is held.
-func (c *committer) take(b *atomicBatch) []*pendingWrite {
-	var taken, rest, stale []*pendingWrite
+// gather waits until n more writes are in line, at most so long.
+func (c *committer) gather(n int, wait time.Duration) {
+	c.mu.Lock()
+	c.want = min(len(c.queue)+n, maxBatch)
+	if len(c.queue) >= c.want {
+		c.want = 0
+		c.mu.Unlock()
+		return
+	}
+	full := make(chan struct{})
+	c.full = full
+	c.mu.Unlock()
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-full:
+	case <-t.C:
+	}
+	c.mu.Lock()
+	c.want = 0
+	c.mu.Unlock()
+}
+
+// take cuts the next batch off the queue, no key twice. What the key's last
+// write has overtaken meanwhile goes alone, now.
+func (c *committer) take() []*pendingWrite {
+	if len(c.queue) == 1 {
+		batch := c.queue
+		c.queue = nil
+		return batch
+	}
+	var batch, rest, stale []*pendingWrite
+	keys := make(map[string]bool, min(len(c.queue), maxBatch))
 	for _, p := range c.queue {
-		switch {
-		case !c.current(p.w):
+		if !c.current(p.w) {
 			stale = append(stale, p)
-		case len(b.members)+len(taken) == maxBatch || b.keys[p.w.Key] && !mutant("batch-key-twice"):
-			rest = append(rest, p)
-		default:
-			b.keys[p.w.Key] = true
-			taken = append(taken, p)
+			continue
 		}
+		if len(batch) == maxBatch || keys[p.w.Key] && !mutant("batch-key-twice") {
+			rest = append(rest, p)
+			continue
+		}
+		keys[p.w.Key] = true
+		batch = append(batch, p)
 	}
 	c.queue = rest
 	if len(stale) > 0 {
 		go c.alone(stale)
 	}
-	return taken
+	return batch
 }
 
 // maxRefused is how often the rest of a refused batch is tried as a batch again.
 const maxRefused = 3
 
-// send stores the writes of b, together if that succeeds.
-func (c *committer) send(b *atomicBatch) {
-	for tries := 0; tries < maxRefused && len(b.members) >= minBatch; tries++ {
-		batch := b.members
+// send stores the writes of batch, together if that succeeds.
+func (c *committer) send(batch []*pendingWrite) {
+	for range maxRefused {
+		if len(batch) < minBatch {
+			break
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
-		last, err := b.commit(ctx)
+		last, err := c.js.putAll(ctx, batch)
 		cancel()
 		switch {
 		case err == nil:
@@ -265,7 +263,10 @@ func (c *committer) send(b *atomicBatch) {
 			}
 			return
 		}
-		good, faulty := c.sift(batch)
+		var faulty []*pendingWrite
+		if batch, faulty = c.sift(batch); len(faulty) == 0 {
+			break // a write in flight, say
+		}
 		for _, p := range faulty {
 			if mutant("batch-wrong-split") {
 				p.finish(p.w.Expect+1, nil)
@@ -273,13 +274,8 @@ func (c *committer) send(b *atomicBatch) {
 			}
 			p.finish(0, ErrConflict)
 		}
-		b = newAtomicBatch(c.js)
-		b.members = good
-		if len(faulty) == 0 {
-			break // a write in flight, say
-		}
 	}
-	c.alone(b.members)
+	c.alone(batch)
 }
 
 // sift takes out of a refused batch the writes whose conditions do not hold, by
@@ -339,44 +335,22 @@ var batchRefusals = map[uint16]bool{
 	10211: true, // too many in flight
 }
 
-// atomicBatch is a batch in the making. Nothing of it is stored before commit, which
-// its last message asks for.
-type atomicBatch struct {
-	js      *js
-	id      string
-	keys    map[string]bool
-	members []*pendingWrite
-	sent    int   // how many are published
-	err     error // of the publishing
-}
-
-func newAtomicBatch(j *js) *atomicBatch {
-	return &atomicBatch{js: j, id: nuid.Next(), keys: make(map[string]bool)}
-}
-
-func (b *atomicBatch) message(i int) *nats.Msg {
-	msg := b.js.message(b.members[i].w)
-	msg.Header[headerBatchID] = []string{b.id}
-	msg.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
-	return msg
-}
-
-// publish sends the first n members, as far as they have not been sent.
-func (b *atomicBatch) publish(n int) {
-	for ; b.sent < n && b.err == nil; b.sent++ {
-		b.err = b.js.nc.PublishMsg(b.message(b.sent))
+// putAll stores the writes of batch atomically and returns the revision of the
+// last; the others' are the numbers before it.
+func (j *js) putAll(ctx context.Context, batch []*pendingWrite) (last uint64, err error) {
+	id := nuid.Next()
+	for i, p := range batch {
+		msg := j.message(p.w)
+		msg.Header[headerBatchID] = []string{id}
+		msg.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
+		if i < len(batch)-1 {
+			if err := j.nc.PublishMsg(msg); err != nil {
+				return 0, notStored(err) // never committed
+			}
+			continue
+		}
+		msg.Header[headerBatchCommit] = []string{"1"}
+		last, err = j.send(ctx, msg, len(batch))
 	}
-}
-
-// commit stores the members and returns the revision of the last; the others' are
-// the numbers before it.
-func (b *atomicBatch) commit(ctx context.Context) (last uint64, err error) {
-	n := len(b.members)
-	b.publish(n - 1)
-	if b.err != nil {
-		return 0, notStored(b.err) // never committed
-	}
-	msg := b.message(n - 1)
-	msg.Header[headerBatchCommit] = []string{"1"}
-	return b.js.send(ctx, msg, n)
+	return last, err
 }

@@ -114,10 +114,7 @@ func TestBatchVerdicts(t *testing.T) {
 			pending[n].w.Expect = 7 // nothing of theirs is stored
 		}
 		began := time.Now()
-		b := newAtomicBatch(i.js)
-		b.members = pendingOf(pending)
-		b.publish(len(bad) * 7 % 64) // as fill may have done
-		i.js.group.send(b)
+		i.js.group.send(pendingOf(pending))
 		if took := time.Since(began); took > tryTimeout {
 			t.Logf("bad %v: skipped, the disk took %v", bad, took)
 			continue
@@ -145,7 +142,7 @@ func TestBatchKeyOnce(t *testing.T) {
 	}
 	c.mu.Lock()
 	c.queue = append(c.queue, pendingOf(twice)...)
-	batch := c.take(newAtomicBatch(i.js))
+	batch := c.take()
 	keys := map[string]bool{}
 	for _, p := range batch {
 		if keys[p.w.Key] {
@@ -324,61 +321,4 @@ func do(l *Leases, c Command) (Result, error) {
 	ready := make(chan *Call, 1)
 	l.Start(c, func(c *Call) { ready <- c })
 	return (<-ready).Finish(context.Background())
-}
-
-// TestBatchFills: a large batch is published while it fills, and what comes in time
-// goes with it; what does not begins the next.
-func TestBatchFills(t *testing.T) {
-	i := openBatching(t)
-	c := i.js.group
-	c.mu.Lock()
-	c.flying = true // this test flies
-	c.mu.Unlock()
-	var all []*queued
-	come := func(n int) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for range n {
-			q := newQueued(testWrite(fmt.Sprintf("f%d", len(all)), 0))
-			all = append(all, q)
-			c.enqueue(q.pendingWrite)
-		}
-	}
-	come(20)
-	b := newAtomicBatch(i.js)
-	filled := make(chan bool)
-	go func() { filled <- c.fill(b, 30, time.Minute) }()
-	growing := func(waits bool) func() bool {
-		return func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return len(c.queue) == 0 && (c.more != nil) == waits
-		}
-	}
-	testnats.Eventually(t, 5*time.Second, growing(true), "fill does not wait for more")
-	come(29)
-	testnats.Eventually(t, 5*time.Second, growing(true), "fill does not wait for the last")
-	come(1)
-	if !<-filled || len(b.members) != 50 {
-		t.Fatalf("the batch has %d members", len(b.members))
-	}
-	if b.sent != 48 && b.sent != 19 {
-		t.Errorf("%d were published meanwhile", b.sent)
-	}
-	come(3)
-	c.send(b)
-	c.fly()
-	for _, q := range all {
-		<-q.told
-		checkPut(t, i, q.w, q.rev, q.err)
-		if q.err != nil {
-			t.Errorf("%s: %v", q.w.Key, q.err)
-		}
-	}
-	if c.flying {
-		t.Error("it flies on")
-	}
-	if b = newAtomicBatch(i.js); c.fill(b, 0, 0) {
-		t.Error("there is something to send")
-	}
 }
