@@ -1,0 +1,120 @@
+package storage
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/leased/leased/internal/testnats"
+)
+
+// What nats-server does that the service has to live with, without the service:
+// each test fails when the server does it no longer, and then what the service
+// does about it has to be thought over again. docs/RELIABILITY.md names them.
+
+// bare is a stream of one message a subject with TTLs, such as the bucket is.
+func bare(t *testing.T, nc *nats.Conn, replicas int) jetstream.Stream {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true, Replicas: replicas})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// put publishes value with a TTL and returns its sequence.
+func put(t *testing.T, nc *nats.Conn, key, value, ttl string) uint64 {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "bare." + key, Data: []byte(value), Header: nats.Header{"Nats-TTL": {ttl}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ack.Sequence
+}
+
+// shown is what a read of the key through nc shows, "" for nothing.
+func shown(t *testing.T, nc *nats.Conn) string {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	s, err := js.Stream(ctx, "bare")
+	if err != nil {
+		return "no answer"
+	}
+	m, err := s.GetLastMsgForSubject(ctx, "bare.k")
+	switch {
+	case err == nil:
+		return string(m.Data)
+	case err == jetstream.ErrMsgNotFound:
+		return ""
+	default:
+		return "no answer"
+	}
+}
+
+// TestServerShowsWhatWasReplaced: after a kill -9 a server
+// shows a message again that had been replaced by one that has run out since.
+func TestServerShowsWhatWasReplaced(t *testing.T) {
+	t.Parallel()
+	s := testnats.Child(t, testnats.ChildOptions{Sync: "always"})
+	nc := s.Connect()
+	bare(t, nc, 1)
+	put(t, nc, "k", "the first, for a minute", "60s")
+	put(t, nc, "k", "the second, for a second", "1s")
+	put(t, nc, "another", "so that the block of messages stays", "60s")
+	testnats.Eventually(t, 10*time.Second, func() bool { return shown(t, nc) == "" }, "the second is not removed")
+	s.Kill()
+	s.Restart()
+	var got string
+	testnats.Eventually(t, 20*time.Second, func() bool { got = shown(t, nc); return got != "no answer" }, "no answer after the restart")
+	if got != "the first, for a minute" {
+		t.Errorf("after the restart the key holds %q: what was replaced stays away now", got)
+	}
+}
+
+// TestServerReadsFromADeposedLeader: a stream leader that is cut off from its peers
+// goes on answering reads, when another leads and has stored more. It notices after
+// some ten seconds, about when the others elect, so it takes a few tries to see it.
+func TestServerReadsFromADeposedLeader(t *testing.T) {
+	t.Parallel()
+	c := testnats.Cluster(t, 3)
+	bare(t, c.Connect(), 3)
+	defer c.Heal()
+	for range 8 {
+		leader := c.WaitLeader("bare")
+		before, after := c.Servers[leader].Connect(), c.Servers[(leader+1)%3].Connect()
+		put(t, before, "k", "old", "60s")
+		js, err := jetstream.New(after, jetstream.WithDefaultTimeout(200*time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Isolate(leader, testnats.Stall)
+		testnats.Eventually(t, 60*time.Second, func() bool {
+			_, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "bare.k", Data: []byte("new"), Header: nats.Header{"Nats-TTL": {"60s"}}}, jetstream.WithRetryAttempts(0))
+			return err == nil
+		}, "no new leader took the write")
+		if shown(t, before) == "old" {
+			return
+		}
+		c.Heal()
+		c.WaitReady()
+	}
+	t.Error("a leader that was cut off does not answer reads any more when another leads")
+}
