@@ -1,11 +1,13 @@
 package fault
 
 import (
+	"context"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
+	"time"
 )
 
 // TestMutants runs every broken variant under the fault that shows it. One that
@@ -34,6 +36,11 @@ func TestMutants(t *testing.T) {
 			f, ok := FaultByID(m.Fault)
 			if !ok {
 				t.Fatalf("no fault %s", m.Fault)
+			}
+			if m.Inject != nil {
+				f.Inject = func(ctx context.Context, e *Env) (int, error) {
+					return every(ctx, e, 3*time.Second, func() error { return m.Inject(e) })
+				}
 			}
 			bin := binary
 			if m.Fault == "F13s" {
