@@ -68,6 +68,7 @@ nats-server 2.11.10, 2.12.1 or newer. The two do not mix: flags of the one are
 refused with the other. A flag wins over the environment, and that over the context.
 
 Any number of processes may serve the same NATS; each call is answered by one.
+Beside a NATS that runs already, one uses half of the CPUs, unless GOMAXPROCS is set.
 
 It starts without a reachable NATS too, keeps trying, and tells at /readyz:
 
