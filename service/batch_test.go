@@ -245,7 +245,8 @@ func TestBatchInQueue(t *testing.T) {
 	}
 }
 
-// TestBatchMutants: broken variants of the batch and of the cache, each of which
+// TestBatchMutants: broken variants of the batch, of the cache and of what refusals
+// prove, each of which
 // the tests above must notice.
 func TestBatchMutants(t *testing.T) {
 	if testing.Short() || os.Getenv("LEASED_MUTANT") != "" {
@@ -261,6 +262,7 @@ func TestBatchMutants(t *testing.T) {
 		"batch-key-twice":     "TestBatchKeyOnce",
 		"owner-from-view":     "TestViewIsNoTruth",
 		"denied-from-view":    "TestViewIsNoTruth",
+		"conflict-is-proof":   "TestSchedules",
 	} {
 		t.Run(mutant, func(t *testing.T) {
 			cmd := exec.Command(binary, "-test.run", "^"+test+"$", "-test.v")

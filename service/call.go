@@ -105,7 +105,7 @@ func (c *Call) wrote(a *attempt, rev uint64, err error) {
 		c.fail(err)
 		return
 	}
-	a.rev, a.err = rev, err
+	a.rev, a.err = rev, c.l.verdict(a.w, err)
 	a.sure = err == nil && c.l.Sure(c.bucket, a.before, rev)
 	c.first = a
 }

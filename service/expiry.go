@@ -94,7 +94,7 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 		}
 		_, err := x.write(ctx, e, c, d, bucket)
 		if err == nil && mutant("expired-twice") {
-			if st, err := l.look(ctx, c); err == nil {
+			if st, err := l.look(ctx, c, false); err == nil {
 				if d := Decide(st, c); d.Write != nil {
 					_, _ = l.write(ctx, c, d, bucket)
 				}
@@ -106,7 +106,7 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 		if !errors.Is(err, ErrConflict) {
 			return false
 		}
-		if st, err = l.look(ctx, c); err != nil {
+		if st, err = l.look(ctx, c, false); err != nil {
 			return false
 		}
 		if (st.Revision == 0 || st.Superseded) && st.Prior == nil {

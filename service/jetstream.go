@@ -333,7 +333,7 @@ func verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
 	}
 	switch code := uint16(ack.Error.ErrorCode); {
 	case code == codeWrongLastSeq || code == codeInFlight:
-		return 0, fmt.Errorf("%w: %w", ErrConflict, ack.Error)
+		return 0, &conflict{lastIn(ack.Error.Description), ack.Error}
 	case batch > 0 && batchRefusals[code]:
 		return 0, fmt.Errorf("%w: %w", errBatchRefused, ack.Error)
 	case refusals[code]:
@@ -341,6 +341,17 @@ func verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
 	default:
 		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ack.Error)
 	}
+}
+
+// lastIn is the sequence that a refusal for the wrong last one names in its text,
+// "wrong last sequence: 7"; there is no other place for it.
+func lastIn(description string) *uint64 {
+	_, text, _ := strings.Cut(description, "wrong last sequence: ")
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return nil
+	}
+	return &n
 }
 
 // limit is how long one request of a call may take: tryTimeout, and no longer

@@ -137,14 +137,22 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 
 	guess, caught := first == nil, false
 	doubt := noDoubt
+	var refused []*attempt // of this call
 	for try := 0; ; try++ {
 		a := first
 		first = nil
 		if a == nil {
-			st, guessed, err := l.state(ctx, c, guess)
+			st, guessed, err := l.state(ctx, c, guess, refused != nil)
 			guess = false
 			if err != nil {
 				return Result{}, doubt.fail(err)
+			}
+			// Where a deposed leader comes back, it may refuse what the new one stores,
+			// and be the first to answer.
+			for _, mine := range refused {
+				if st.Record != nil && st.Record.Nonce == mine.w.Nonce && !mutant("conflict-is-proof") {
+					return l.settle(ctx, c, mine, bucket, committed{st.Revision, mine.sent, time.Now()})
+				}
 			}
 			d := Decide(st, c)
 			if !caught && l.lags(c, d) {
@@ -169,6 +177,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 			return res, doubt.fail(err)
 		}
 		doubt = doubt.after(err, a.w)
+		refused = append(refused, a)
 		l.obs.Conflict()
 		if err := pause(ctx, try); err != nil {
 			return Result{}, doubt.fail(callError(ctx, err))
@@ -176,15 +185,33 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 	}
 }
 
+// verdict is err as a verdict on w. A leader that was deposed and does not know it
+// yet refuses what the new one stores, and may be the first to answer when it comes
+// back: a refuser that knows less of the key than this instance proves nothing.
+func (l *Leases) verdict(w *Write, err error) error {
+	var c *conflict
+	if !errors.As(err, &c) || c.last == nil || mutant("conflict-is-proof") {
+		return err
+	}
+	behind := *c.last < w.Expect && *c.last != 0
+	if s, ok := l.view.get(w.Key, time.Now()); ok {
+		behind = behind || *c.last == 0 && s.Live && s.Revision == w.Expect || *c.last != 0 && *c.last < s.Revision
+	}
+	if !behind {
+		return err
+	}
+	return fmt.Errorf("%w: a leader that is behind refused it: %w", ErrNoVerdict, c.cause)
+}
+
 // state is what c's key holds: as the view has it, if c may go by that and guess
-// says so, or as the leader shows it.
-func (l *Leases) state(ctx context.Context, c Command, guess bool) (st State, guessed bool, err error) {
+// says so, or as the leader shows it, whole with its nonce if it is asked for.
+func (l *Leases) state(ctx context.Context, c Command, guess, whole bool) (st State, guessed bool, err error) {
 	if guess {
 		if st, ok := l.guess(c); ok {
 			return st, true, nil
 		}
 	}
-	st, err = l.look(ctx, c)
+	st, err = l.look(ctx, c, whole)
 	return st, false, err
 }
 
@@ -291,9 +318,9 @@ var (
 
 // look reads c's key through the leader and finds out whether the lease there
 // is over.
-func (l *Leases) look(ctx context.Context, c Command) (State, error) {
+func (l *Leases) look(ctx context.Context, c Command, whole bool) (State, error) {
 	for try := 0; ; try++ {
-		st, err := l.lookOnce(ctx, c)
+		st, err := l.lookOnce(ctx, c, whole)
 		if err == nil {
 			return st, nil
 		}
@@ -307,8 +334,12 @@ func (l *Leases) look(ctx context.Context, c Command) (State, error) {
 	}
 }
 
-func (l *Leases) lookOnce(ctx context.Context, c Command) (State, error) {
-	e, err := l.read(ctx, c.Key)
+func (l *Leases) lookOnce(ctx context.Context, c Command, whole bool) (State, error) {
+	read := l.read
+	if whole {
+		read = l.readWhole
+	}
+	e, err := read(ctx, c.Key)
 	if err != nil {
 		return State{}, err
 	}
@@ -381,6 +412,11 @@ func (l *Leases) read(ctx context.Context, key string) (Entry, error) {
 	return within(ctx, func(done func(Entry, error)) { l.startRead(key, done) })
 }
 
+// readWhole is a read of its own, of all that is stored.
+func (l *Leases) readWhole(ctx context.Context, key string) (Entry, error) {
+	return within(ctx, func(done func(Entry, error)) { l.store.StartGet(key, limit(ctx), nil, done) })
+}
+
 func (l *Leases) head(ctx context.Context) (Head, error) {
 	ask := func(done func(Head, error)) {
 		go func() {
@@ -437,11 +473,16 @@ func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64)
 // conclude stores the write and makes the reply. ErrConflict means that nothing
 // of it is stored and the key must be looked at again.
 func (l *Leases) conclude(ctx context.Context, c Command, a *attempt, bucket int64) (Result, error) {
-	d, rec, w, before := a.d, a.rec, a.w, a.before
 	done, err := l.commit(ctx, c.Op, a)
 	if err != nil {
 		return Result{}, err
 	}
+	return l.settle(ctx, c, a, bucket, done)
+}
+
+// settle makes the reply of a write that is stored, if the Guard lets it stand.
+func (l *Leases) settle(ctx context.Context, c Command, a *attempt, bucket int64, done committed) (Result, error) {
+	d, rec, w, before := a.d, a.rec, a.w, a.before
 	if !a.sure {
 		if err := l.Acked(c.Op, bucket, before, done.revision); err != nil && !w.Tombstone {
 			return Result{}, l.undo(ctx, c, rec, done, err)
@@ -526,6 +567,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 	}
 	if !tried {
 		sent = time.Now()
+		a.sent = sent
 	}
 	open := false // a try without a verdict is out
 	var last error
@@ -539,6 +581,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		rev, err := a.rev, a.err
 		if try > 0 || !tried {
 			rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, limit(ctx), done) })
+			err = l.verdict(w, err)
 		}
 		switch {
 		case err == nil:
@@ -548,7 +591,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		case errors.Is(err, ErrConflict) && (!open || mutant("no-nonce")):
 			return committed{}, ErrConflict
 		case errors.Is(err, ErrConflict):
-			e, err := within(ctx, func(done func(Entry, error)) { l.store.StartGet(w.Key, limit(ctx), nil, done) }) // with its nonce
+			e, err := l.readWhole(ctx, w.Key)
 			switch {
 			case err != nil:
 				last = err

@@ -147,7 +147,7 @@ func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
 	}
 	fate := 100
 	if s.rng.n(100) < s.trouble {
-		fate = s.rng.n(6)
+		fate = s.rng.n(7)
 	}
 	switch fate {
 	case 0: // lost on its way
@@ -174,6 +174,15 @@ func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
 		return 0, notStored(fmt.Errorf("no leader"))
 	case 4: // another write in flight, which fails
 		return 0, ErrConflict
+	case 6: // one who leads no longer refuses it first, and another stores it
+		if s.wait(ctx, there) == nil {
+			_, _ = s.apply(w)
+		}
+		if s.wait(ctx, 300*time.Millisecond) != nil { // as the checks allow
+			return 0, ErrNoVerdict
+		}
+		behind := uint64(1)
+		return 0, &conflict{&behind, fmt.Errorf("wrong last sequence: 1")}
 	case 5: // slow
 		there, back = s.rng.dur(900*time.Millisecond), s.rng.dur(600*time.Millisecond)
 	}

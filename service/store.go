@@ -87,6 +87,16 @@ var (
 	ErrNoAnswer  = errors.New("JetStream did not answer")
 )
 
+// conflict is an ErrConflict with what the refuser has as the key's last sequence,
+// nil where it does not say.
+type conflict struct {
+	last  *uint64
+	cause error
+}
+
+func (c *conflict) Error() string   { return fmt.Sprintf("%v: %v", ErrConflict, c.cause) }
+func (c *conflict) Unwrap() []error { return []error{ErrConflict, c.cause} }
+
 // notStored wraps cause as a write that was provably not stored.
 func notStored(cause error) error { return fmt.Errorf("%w: %w", ErrNotStored, cause) }
 

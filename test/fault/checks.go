@@ -890,6 +890,9 @@ func (r *Run) eventsOrdered() (vs []Violation) {
 		switch {
 		case ev.Seq == prev.Seq && string(ev.Body) == string(prev.Body) && !r.quiet(ev.Seen, ev.Seen):
 			// Told twice across a change of leader; the same meaning.
+		case ev.Seq < prev.Seq && isStale(&Op{Start: ev.Seen, End: ev.Seen}, r.Windows):
+			// A leader that stood still tells what it had stored when it goes on.
+			last[s] = prev
 		case ev.Seq <= prev.Seq:
 			bad("comes after %d", prev.Seq)
 		case ev.Last > prev.Seq && r.Log.covers(ev.Last) && r.Log.bySeq[ev.Last].Key != ev.Key:

@@ -74,12 +74,15 @@ func (r *Run) superseded(e *Entry, at int64) bool {
 	if r.clockFault() {
 		return true
 	}
+	if e.IsLease() && r.Clock.At(e.Ends()) <= at+int64(wallSlack) {
+		return true
+	}
 	for _, n := range r.Log.ByKey[e.Key] {
 		if n.Seq > e.Seq {
 			return r.Clock.At(n.Time) <= at+int64(wallSlack) || !r.Log.complete(e.Seq, n.Seq)
 		}
 	}
-	return e.IsLease() && r.Clock.At(e.Ends()) <= at+int64(wallSlack) || !r.Log.complete(e.Seq, ^uint64(0))
+	return !r.Log.complete(e.Seq, ^uint64(0))
 }
 
 // writer picks the likeliest writer of e: who was told so, or else the latest of
@@ -104,7 +107,8 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 		}
 		told = told && op.Outcome == OK
 		slow := op.slow()
-		unsure := op.Outcome == Unknown || op.Outcome == Refused && slow
+		// A leader that was deposed may refuse at once what the new one stores.
+		unsure := op.Outcome == Unknown || op.Outcome == Refused && (slow || isStale(op, r.Windows))
 		mine = mine && (r.clockFault() || at > op.Start-int64(wallSlack))
 		by := op.End // a refusal is final
 		if op.Outcome == Unknown {
@@ -124,7 +128,7 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 			n = 3
 		case op.Outcome == OK && op.Call == Acquire && slow && e.Seq < op.Got.Rev && (last == nil || !e.Time.Before(last.Ends())):
 			// The lease it was told of came after this one was over.
-			if final := r.Log.bySeq[op.Got.Rev]; final == nil || !final.Time.Before(e.Ends()) {
+			if final := r.Log.bySeq[op.Got.Rev]; final == nil || !final.Time.Before(r.ended(e)) {
 				n = 2
 			}
 		case op.Outcome == OK && op.Call == Acquire && slow && e.Seq > op.Got.Rev && exp == 0 && last != nil && !e.Time.Before(last.Ends()):
@@ -140,6 +144,16 @@ func (r *Run) writer(e *Entry, ops []Op, wrote map[*Op]*Entry) (best *Op) {
 		}
 	}
 	return best
+}
+
+// ended is when the lease in e was over: it ran out, or was freed before that.
+func (r *Run) ended(e *Entry) time.Time {
+	for _, n := range r.Log.ByKey[e.Key] {
+		if exp, _ := n.Expected(); n.Ours && !n.IsLease() && exp == e.Seq && n.Time.Before(e.Ends()) {
+			return n.Time
+		}
+	}
+	return e.Ends()
 }
 
 // takenBack finds the acquire that wrote e, or the lease that e released, and was
