@@ -246,8 +246,7 @@ func TestBatchInQueue(t *testing.T) {
 }
 
 // TestBatchMutants: broken variants of the batch, of the cache and of what refusals
-// prove, each of which
-// the tests above must notice.
+// prove, each of which a test must notice.
 func TestBatchMutants(t *testing.T) {
 	if testing.Short() || os.Getenv("LEASED_MUTANT") != "" {
 		t.Skip("builds this package again; not with -short")
