@@ -23,9 +23,11 @@ lint:
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
 
 # The decoder alone and each endpoint on a running service, two targets at a time.
+# A fuzzer that is slow to stop at the end of its time says "context deadline
+# exceeded", which is no finding.
 fuzz-slice:
 	@{ echo schemas FuzzDecode; $(GO) test -list '^Fuzz' ./test/contract | grep '^Fuzz' | sed 's,^,test/contract ,'; } | xargs -P 2 -L 1 \
-	  sh -c 'log=$$(mktemp); $(FUZZ) -fuzz "^$$1$$" -parallel 1 ./$$0 >$$log 2>&1 || { cat $$log; exit 1; }; echo "$$0 $$1: $$(grep -h elapsed $$log | tail -1)"; rm -f $$log'
+	  sh -c 'log=$$(mktemp); $(FUZZ) -fuzz "^$$1$$" -parallel 1 ./$$0 >$$log 2>&1 || { grep -q "^    context deadline exceeded" $$log && ! grep -q "Failing input" $$log; } || { cat $$log; exit 1; }; echo "$$0 $$1: $$(grep -h elapsed $$log | tail -1)"; rm -f $$log'
 
 # Every fuzz target of the repository for FUZZTIME each.
 fuzz:
