@@ -126,10 +126,10 @@ func (o *Op) String() string {
 	return s
 }
 
-// slow says that op took long enough, its waiting aside, to have written, waited
-// in vain for the verdict, and found that what it wrote is superseded: a refusal
-// may then hide a write of its own.
-func (o *Op) slow() bool { return o.End-o.Start-int64(o.Wait) > int64(foundOut) }
+// slow says that op took long enough to have written, waited in vain for the
+// verdict, and found that what it wrote is superseded: a refusal may then hide a
+// write of its own. An acquire that waits may have done so at any time.
+func (o *Op) slow() bool { return o.End-o.Start > int64(foundOut) }
 
 // OutcomeOf tells what a reply of kind k says about call c. The empty kind is
 // no reply at all.
