@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased/internal/testnats"
+	"github.com/leased/leased/service"
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -84,7 +85,7 @@ func TestFrontIsDialled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	began := time.Now()
-	res, err := r.svc.leases.Acquire(ctx, "b", "B", time.Minute, "")
+	res, err := r.svc.leases.Do(ctx, service.Command{Op: service.OpAcquire, Key: "b", Holder: "B", TTL: time.Minute})
 	if err != nil || res.Kind != kinds.Granted {
 		t.Errorf("a call beside it: %v %v after %v", res.Kind, err, time.Since(began))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -142,25 +143,15 @@ func (ep *endpoint) leave() {
 
 // handle takes one request from its bytes to its reply, waiting as need be.
 func (ep *endpoint) handle(in incoming) {
-	parked := false // its place in flight was given to another
-	defer func() {
-		if parked {
-			ep.s.calls.Done()
-			return
-		}
-		ep.leave()
-	}()
+	defer ep.s.calls.Done()
+	park := sync.OnceFunc(func() { <-ep.slots }) // gives its place in flight to another
+	defer park()
 	ep.answer(in, func() (answer, error) {
 		decoded, err := ep.request.Decode(in.data)
 		if err != nil {
 			return answer{}, kinds.Errorf(kinds.Invalid, "%w", err)
 		}
-		r := &request{Request: decoded, header: in.header, received: in.received, park: func() {
-			if !parked {
-				parked = true
-				<-ep.slots
-			}
-		}}
+		r := &request{decoded, in.header, in.received, park}
 		if ep.lease != nil {
 			if c, ok := ep.lease(r); ok {
 				return leaseAnswer(ep.s.leases.Do(ep.s.callCtx, c))

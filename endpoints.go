@@ -59,11 +59,9 @@ var table = []Row{
 		Name:  "acquire",
 		Does:  "Grants a key to a holder for ttl_ms if nobody holds it; says who holds it otherwise; returns the caller's own lease unchanged.",
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
-		lease: func(r *request) (service.Command, bool) {
-			return service.Command{Op: service.OpAcquire, Key: r.Key, Holder: r.Holder, TTL: r.TTL, Meta: r.Meta}, r.Wait == 0
-		},
+		lease: func(r *request) (service.Command, bool) { return acquire(r), r.Wait == 0 },
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.AcquireWait(ctx, r.Key, r.Holder, r.TTL, r.Meta, r.received.Add(r.Wait), r.park))
+			return leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), r.park))
 		},
 	},
 	{
@@ -125,6 +123,10 @@ var table = []Row{
 			return s.renewMany(ctx, r)
 		},
 	},
+}
+
+func acquire(r *request) service.Command {
+	return service.Command{Op: service.OpAcquire, Key: r.Key, Holder: r.Holder, TTL: r.TTL, Meta: r.Meta}
 }
 
 // Endpoints is a copy of the table.

@@ -125,15 +125,9 @@ func (s *Service) watchConns(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case st, open := <-front:
-			if !open {
-				return // closed, and so the end
-			}
+		case st := <-front:
 			frontUp = st == nats.CONNECTED
-		case st, open := <-store:
-			if !open {
-				return
-			}
+		case st := <-store:
 			storeUp = st == nats.CONNECTED
 		}
 	}

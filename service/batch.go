@@ -51,14 +51,10 @@ type committer struct {
 
 type pendingWrite struct {
 	w     *Write
-	until time.Time // the caller waits no longer; zero: as long as it takes
 	done  func(uint64, error)
-	timer *time.Timer
-	told  atomic.Bool
+	timer *time.Timer // until the caller waits no longer; nil: as long as it takes
+	told  atomic.Bool // nobody waits any more
 }
-
-// late says that nobody waits for p any more.
-func (p *pendingWrite) late() bool { return !p.until.IsZero() && time.Now().After(p.until) }
 
 // finish tells the verdict, if none has been told.
 func (p *pendingWrite) finish(rev uint64, err error) {
@@ -74,7 +70,7 @@ func (p *pendingWrite) finish(rev uint64, err error) {
 // start stores w like js.startOne, perhaps together with others.
 func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)) {
 	if !c.current(w) {
-		c.js.startOne(c.js.message(w), wait, 0, done)
+		c.js.startOne(w, wait, done)
 		return
 	}
 	c.mu.Lock()
@@ -85,7 +81,7 @@ func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)
 	}
 	c.flying = true
 	c.mu.Unlock()
-	c.js.startOne(c.js.message(w), wait, 0, func(rev uint64, err error) {
+	c.js.startOne(w, wait, func(rev uint64, err error) {
 		c.mu.Lock()
 		if len(c.queue) == 0 {
 			c.flying = false
@@ -99,7 +95,7 @@ func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)
 
 // pending makes w ready for the line. c.mu is held.
 func (c *committer) pending(w *Write, wait time.Duration, done func(uint64, error)) *pendingWrite {
-	p := &pendingWrite{w: w, until: time.Now().Add(wait), done: done}
+	p := &pendingWrite{w: w, done: done}
 	p.timer = time.AfterFunc(wait, func() { c.expired(p) })
 	return p
 }
@@ -137,7 +133,7 @@ func (c *committer) startMany(ws []*Write, wait time.Duration, done func(int, ui
 	}
 	c.mu.Unlock()
 	for _, i := range aside {
-		c.js.startOne(c.js.message(ws[i]), wait, 0, func(rev uint64, err error) { done(i, rev, err) })
+		c.js.startOne(ws[i], wait, func(rev uint64, err error) { done(i, rev, err) })
 	}
 }
 
@@ -280,7 +276,7 @@ func (c *committer) send(batch []*pendingWrite) {
 
 // sift takes out of a refused batch the writes whose conditions do not hold, by
 // a read of each key: reads are not flushed. Nobody's write goes out late: what
-// is not waited for any more was not stored and ends here.
+// is not waited for any more ends here.
 func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 	holds := make([]bool, len(batch))
 	var wg sync.WaitGroup
@@ -295,8 +291,7 @@ func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 		switch {
 		case !holds[i]:
 			faulty = append(faulty, p)
-		case p.late():
-			p.finish(0, notStored(errTooLate))
+		case p.told.Load():
 		default:
 			good = append(good, p)
 		}
@@ -309,13 +304,11 @@ func (c *committer) alone(ps []*pendingWrite) {
 	var writes []*Write
 	var waited []*pendingWrite
 	for _, p := range ps {
-		if p.late() {
-			p.finish(0, notStored(errTooLate))
-			continue
+		if !p.told.Load() {
+			waited, writes = append(waited, p), append(writes, p.w)
 		}
-		waited, writes = append(waited, p), append(writes, p.w)
 	}
-	for i, r := range c.js.putEach(context.Background(), writes) {
+	for i, r := range awaitAll(writes, tryTimeout, c.js.startEach) {
 		waited[i].finish(r.Revision, r.Err)
 	}
 }

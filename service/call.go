@@ -101,7 +101,7 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 
 // wrote takes the verdict on the first write.
 func (c *Call) wrote(a *attempt, rev uint64, err error) {
-	if p := (*panicked)(nil); errors.As(err, &p) {
+	if _, ok := errors.AsType[*panicked](err); ok {
 		c.fail(err)
 		return
 	}

@@ -63,7 +63,7 @@ func TestExpiredIsNotLate(t *testing.T) {
 				var log []string
 				synctest.Test(t, func(t *testing.T) {
 					rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 2))}
-					store := &faultyStore{rng: rng, log: fault.NewLog(fault.NewRecorder().Clock), seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}}
+					store := newFaultyStore(rng, fault.NewLog(fault.NewRecorder().Clock), 0)
 					ctx, stop := context.WithCancel(t.Context())
 					var background sync.WaitGroup
 					// A's instance tells ends; B's is killed when it has written.
@@ -108,7 +108,7 @@ func TestPreviousIsTheLast(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 3))}
-			store := &faultyStore{rng: rng, log: fault.NewLog(fault.NewRecorder().Clock), seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}}
+			store := newFaultyStore(rng, fault.NewLog(fault.NewRecorder().Clock), 0)
 			ctx, stop := context.WithCancel(t.Context())
 			var background sync.WaitGroup
 			first := newScheduled(ctx, &background, rng, store, store)

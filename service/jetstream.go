@@ -229,28 +229,27 @@ func (j *js) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
 		j.group.start(w, wait, done)
 		return
 	}
-	j.startOne(j.message(w), wait, 0, done)
+	j.startOne(w, wait, done)
 }
 
 // PutMany implements Store.
 func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
+	start := j.startEach
 	if j.group != nil && j.atomic.Load() {
-		return putEach(ws, limit(ctx), j.group.startMany)
+		start = j.group.startMany
 	}
-	return j.putEach(ctx, ws)
+	return awaitAll(ws, limit(ctx), start)
 }
 
-// putEach stores each write by itself, all at the same time.
-func (j *js) putEach(ctx context.Context, ws []*Write) []PutResult {
-	return putEach(ws, limit(ctx), func(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
-		for i, w := range ws {
-			j.startOne(j.message(w), wait, 0, func(rev uint64, err error) { done(i, rev, err) })
-		}
-	})
+// startEach stores each write by itself, all at the same time.
+func (j *js) startEach(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
+	for i, w := range ws {
+		j.startOne(w, wait, func(rev uint64, err error) { done(i, rev, err) })
+	}
 }
 
-// putEach waits for the verdicts of the writes that start begins.
-func putEach(ws []*Write, wait time.Duration, start func([]*Write, time.Duration, func(int, uint64, error))) []PutResult {
+// awaitAll waits for the verdicts of the writes that start begins.
+func awaitAll(ws []*Write, wait time.Duration, start func([]*Write, time.Duration, func(int, uint64, error))) []PutResult {
 	results := make([]PutResult, len(ws))
 	var open sync.WaitGroup
 	open.Add(len(ws))
@@ -284,9 +283,14 @@ func (j *js) message(w *Write) *nats.Msg {
 	return msg
 }
 
-// startOne publishes msg and hands its verdict over. batch is how many messages it
+// startOne stores w by itself.
+func (j *js) startOne(w *Write, wait time.Duration, done func(uint64, error)) {
+	j.publish(j.message(w), wait, 0, done)
+}
+
+// publish publishes msg and hands its verdict over. batch is how many messages it
 // commits, 0 for a message that stands alone.
-func (j *js) startOne(msg *nats.Msg, wait time.Duration, batch int, done func(uint64, error)) {
+func (j *js) publish(msg *nats.Msg, wait time.Duration, batch int, done func(uint64, error)) {
 	if wait <= 0 {
 		done(0, notStored(errTooLate))
 		return
@@ -296,9 +300,9 @@ func (j *js) startOne(msg *nats.Msg, wait time.Duration, batch int, done func(ui
 	})
 }
 
-// send is startOne for who can wait.
+// send is publish for who can wait.
 func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
-	return await(func(done func(uint64, error)) { j.startOne(msg, limit(ctx), batch, done) })
+	return await(func(done func(uint64, error)) { j.publish(msg, limit(ctx), batch, done) })
 }
 
 // verdict reads what came back of a write.

@@ -63,13 +63,22 @@ type State struct {
 // Op is what a command wants.
 type Op int
 
-// The commands.
+// The commands, and the kinds that say that they succeeded.
 const (
+	// OpAcquire grants the key to the holder if nobody holds it (granted), says who
+	// does (denied), or repeats the caller's own lease unchanged (granted).
 	OpAcquire Op = iota
+	// OpRenew extends the lease to TTL from now (renewed) if holder and revision are
+	// the current pair; else the error's kind is lost.
 	OpRenew
+	// OpRelease frees the key (released) under the same check as OpRenew.
 	OpRelease
+	// OpOwner reads who holds the key (held) or that nobody does (free).
 	OpOwner
+	// OpEvict frees the key whoever holds it (evicted) if revision is the current
+	// one, records that this service did not write included.
 	OpEvict
+	// OpExpire tells the end of a lease that ran out. Nobody calls it.
 	OpExpire
 )
 
@@ -80,7 +89,7 @@ type Command struct {
 	Holder   string        // acquire, renew, release
 	Revision uint64        // renew, release, evict, expire: the fence the caller knows
 	TTL      time.Duration // acquire, renew
-	Meta     string        // acquire
+	Meta     string        // acquire: a text of the holder's that is shown with the lease
 }
 
 // Next is the one write a decision asks for. The store fills in times and nonce.

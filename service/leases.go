@@ -90,35 +90,6 @@ func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger
 	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, waiters: w, leaving: make(chan struct{})}
 }
 
-// Acquire grants the key to holder if nobody holds it (granted), says who does
-// (denied), or repeats the caller's own lease unchanged (granted).
-// meta is a text of the holder's that is shown with the lease.
-func (l *Leases) Acquire(ctx context.Context, key, holder string, ttl time.Duration, meta string) (Result, error) {
-	return l.Do(ctx, Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta})
-}
-
-// Renew extends the lease to ttl from now (renewed) if holder and revision are
-// the current pair; else the error's kind is lost.
-func (l *Leases) Renew(ctx context.Context, key, holder string, revision uint64, ttl time.Duration) (Result, error) {
-	return l.Do(ctx, Command{Op: OpRenew, Key: key, Holder: holder, Revision: revision, TTL: ttl})
-}
-
-// Release frees the key (released) under the same check as Renew.
-func (l *Leases) Release(ctx context.Context, key, holder string, revision uint64) (Result, error) {
-	return l.Do(ctx, Command{Op: OpRelease, Key: key, Holder: holder, Revision: revision})
-}
-
-// Evict frees the key whoever holds it (evicted) if revision is the current one,
-// records that this service did not write included.
-func (l *Leases) Evict(ctx context.Context, key string, revision uint64) (Result, error) {
-	return l.Do(ctx, Command{Op: OpEvict, Key: key, Revision: revision})
-}
-
-// Owner reads who holds the key (held) or that nobody does (free).
-func (l *Leases) Owner(ctx context.Context, key string) (Result, error) {
-	return l.Do(ctx, Command{Op: OpOwner, Key: key})
-}
-
 // Do takes one command to its answer: look, decide, write once, and look again
 // if the write lost a race, until there is a true answer or the time is over.
 func (l *Leases) Do(ctx context.Context, c Command) (Result, error) {
@@ -193,9 +164,10 @@ func (l *Leases) verdict(w *Write, err error) error {
 	if !errors.As(err, &c) || c.last == nil || mutant("conflict-is-proof") {
 		return err
 	}
-	behind := *c.last < w.Expect && *c.last != 0
-	if s, ok := l.view.get(w.Key, time.Now()); ok {
-		behind = behind || *c.last == 0 && s.Live && s.Revision == w.Expect || *c.last != 0 && *c.last < s.Revision
+	s, _ := l.view.get(w.Key, time.Now())
+	behind := *c.last < max(w.Expect, s.Revision)
+	if *c.last == 0 { // it has nothing, as it should once the lease is over
+		behind = s.Live && s.Revision == w.Expect
 	}
 	if !behind {
 		return err
@@ -356,7 +328,7 @@ func (l *Leases) lookOnce(ctx context.Context, c Command, whole bool) (State, er
 		if !l.catchUp(ctx, func(time.Time) bool { return l.view.position.Load() >= head.Last }) {
 			return State{}, errBehind
 		}
-		st.Prior = l.prior(c.Key)
+		st.Prior = l.prior(c)
 	default:
 		st.Past = !head.Now.Before(e.End())
 	}
@@ -369,19 +341,16 @@ func (l *Leases) lookOnce(ctx context.Context, c Command, whole bool) (State, er
 func (l *Leases) judge(c Command, e Entry) (st State, ask bool, err error) {
 	st.Entry = e
 	now := time.Now()
-	tells := c.Op == OpAcquire || c.Op == OpExpire
 	known, ok := l.view.get(e.Key, now)
 	switch {
 	case e.Revision == 0:
-		st.Prior = l.prior(e.Key)
-		ask = tells && st.Prior != nil
+		st.Prior = l.prior(c)
 	case ok && known.Revision > e.Revision:
 		if known.Live {
 			return State{}, false, errStale
 		}
 		st.Superseded = true
-		st.Prior = l.prior(e.Key)
-		ask = tells && st.Prior != nil
+		st.Prior = l.prior(c)
 	case !e.isLease():
 	case mutant("local-clock"):
 		st.Past = !time.Now().Before(e.End())
@@ -389,14 +358,17 @@ func (l *Leases) judge(c Command, e Entry) (st State, ask bool, err error) {
 		_, hi := l.clock.bounds(now)
 		ask = !hi.Before(e.End())
 	}
-	return st, ask, nil
+	return st, ask || st.Prior != nil, nil
 }
 
-// prior is the lease that key held last, as the view has it; nil if there was none
-// or the view is not sure.
-func (l *Leases) prior(key string) *Entry {
+// prior is the lease that c's key held last, as the view has it, if c tells how that
+// ended; nil if there was none or the view is not sure.
+func (l *Leases) prior(c Command) *Entry {
+	if c.Op != OpAcquire && c.Op != OpExpire {
+		return nil
+	}
 	now := time.Now()
-	if known, ok := l.view.get(key, now); ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
+	if known, ok := l.view.get(c.Key, now); ok && known.MayBePast && known.Unbroken && l.view.fresh(now) {
 		return &known.Entry
 	}
 	return nil
@@ -560,21 +532,20 @@ type committed struct {
 // reading the key and comparing the nonce. A lease is not asked for again after
 // its own time is over: that could only make one that nobody may act on.
 func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, error) {
-	w, rec, sent := a.w, a.rec, a.sent
-	tried := !sent.IsZero()
+	w := a.w
+	tried := !a.sent.IsZero()
 	if tried && a.err == nil {
-		return committed{a.rev, sent, time.Now()}, nil
+		return committed{a.rev, a.sent, time.Now()}, nil
 	}
 	if !tried {
-		sent = time.Now()
-		a.sent = sent
+		a.sent = time.Now()
 	}
 	open := false // a try without a verdict is out
 	var last error
 	whole := ctx
 	if !w.Tombstone {
 		var end func()
-		ctx, end = withDeadline(ctx, sent.Add(rec.TTL()))
+		ctx, end = withDeadline(ctx, a.sent.Add(a.rec.TTL()))
 		defer end()
 	}
 	for try := 0; ; try++ {
@@ -585,7 +556,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		}
 		switch {
 		case err == nil:
-			return committed{rev, sent, time.Now()}, nil
+			return committed{rev, a.sent, time.Now()}, nil
 		case mutant("in-flight-denied") && mutantConflict(err) != err:
 			return committed{}, mutantConflict(err)
 		case errors.Is(err, ErrConflict) && (!open || mutant("no-nonce")):
@@ -596,7 +567,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			case err != nil:
 				last = err
 			case e.Record != nil && e.Record.Nonce == w.Nonce:
-				return committed{e.Revision, sent, time.Now()}, nil
+				return committed{e.Revision, a.sent, time.Now()}, nil
 			case e.Revision != w.Expect:
 				return committed{}, fmt.Errorf("%w: %w", ErrConflict, errInDoubt)
 			}

@@ -44,6 +44,10 @@ type faultyStore struct {
 	gone    map[string]uint64      // up to this revision they are removed
 }
 
+func newFaultyStore(rng *lockedRand, log *fault.Log, trouble int) *faultyStore {
+	return &faultyStore{rng: rng, log: log, trouble: trouble, seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}}
+}
+
 type storedMsg struct {
 	entry Entry
 	until time.Time // removed from then on
@@ -316,7 +320,7 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 func scheduled(t *testing.T, seed uint64) *fault.Run {
 	rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 1))}
 	rec := fault.NewRecorder()
-	store := &faultyStore{rng: rng, log: fault.NewLog(rec.Clock), seq: 1000, msgs: map[string][]storedMsg{}, gone: map[string]uint64{}, trouble: []int{0, 5, 20, 40}[seed%4]}
+	store := newFaultyStore(rng, fault.NewLog(rec.Clock), []int{0, 5, 20, 40}[seed%4])
 	ctx, stop := context.WithCancel(t.Context())
 	var background, clients sync.WaitGroup
 	var instances []*Leases

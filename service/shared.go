@@ -8,51 +8,43 @@ import "sync"
 // request for their key is under way share the next one.
 type shared[T any] struct {
 	mu     sync.Mutex
-	flying map[string]*flight[T] // by key
-}
-
-// flight is a request under way, with those who wait for the next.
-type flight[T any] struct {
-	next []func(T, error)
+	flying map[string][]func(T, error) // a request under way, and who waits for the next
 }
 
 // start calls begin, now or when the request under way for key is answered, and
 // then done with what begin tells. It returns without waiting.
 func (s *shared[T]) start(key string, begin func(done func(T, error)), done func(T, error)) {
 	s.mu.Lock()
-	if f := s.flying[key]; f != nil {
-		f.next = append(f.next, done)
+	next, flying := s.flying[key]
+	if flying {
+		s.flying[key] = append(next, done)
 		s.mu.Unlock()
 		return
 	}
 	if s.flying == nil {
-		s.flying = make(map[string]*flight[T])
+		s.flying = make(map[string][]func(T, error))
 	}
-	s.flying[key] = &flight[T]{}
+	s.flying[key] = nil
 	s.mu.Unlock()
-	begin(func(v T, err error) {
-		s.landed(key, begin)
-		done(v, err)
-	})
+	s.fly(key, begin, done)
 }
 
-// landed follows an answer for key: it begins the request of those who came
+// fly makes one request for those who wait, and then one for those who came
 // meanwhile.
-func (s *shared[T]) landed(key string, begin func(done func(T, error))) {
-	s.mu.Lock()
-	f := s.flying[key]
-	next := f.next
-	f.next = nil
-	if len(next) == 0 {
-		delete(s.flying, key)
-	}
-	s.mu.Unlock()
-	if len(next) == 0 {
-		return
-	}
+func (s *shared[T]) fly(key string, begin func(done func(T, error)), waiting ...func(T, error)) {
 	begin(func(v T, err error) {
-		s.landed(key, begin)
-		for _, done := range next {
+		s.mu.Lock()
+		next := s.flying[key]
+		if next == nil {
+			delete(s.flying, key)
+		} else {
+			s.flying[key] = nil
+		}
+		s.mu.Unlock()
+		if next != nil {
+			s.fly(key, begin, next...)
+		}
+		for _, done := range waiting {
 			done(v, err)
 		}
 	})

@@ -133,8 +133,7 @@ func caught[T any](f func() (T, error)) (v T, err error) {
 
 // rethrow panics if err is a panic that was caught.
 func rethrow(err error) {
-	var p *panicked
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*panicked](err); ok {
 		panic(p)
 	}
 }

@@ -332,6 +332,7 @@ func (v *view) put(key string, it *item) {
 		sh.mu.Unlock()
 		return
 	case old.rev == it.rev && it.is(flagExact) && old.another(it.at):
+		// A revision issued again: as good as a later one.
 	case old.rev == it.rev:
 		// The same message from both sides, consumer and ack, in either order.
 		old.epoch = max(old.epoch, it.epoch)

@@ -204,26 +204,25 @@ func (w *waiters) armLocked(key string, l *line, left time.Duration) {
 	})
 }
 
-// AcquireWait is Acquire that, while another holds the key, waits until it is
-// free or until is reached; it then says who holds it (denied). parked is
+// AcquireWait is Do for the acquire c that, while another holds the key, waits until
+// it is free or until is reached; it then says who holds it (denied). parked is
 // called once if the call has to wait. At the end of ctx it answers as at until.
-func (l *Leases) AcquireWait(ctx context.Context, key, holder string, ttl time.Duration, meta string, until time.Time, parked func()) (Result, error) {
-	c := Command{Op: OpAcquire, Key: key, Holder: holder, TTL: ttl, Meta: meta}
+func (l *Leases) AcquireWait(ctx context.Context, c Command, until time.Time, parked func()) (Result, error) {
 	if !time.Now().Before(until) {
 		return l.Do(ctx, c)
 	}
-	p, first, err := l.waiters.join(key, holder)
+	p, first, err := l.waiters.join(c.Key, c.Holder)
 	if err != nil {
 		return Result{}, err
 	}
 	keep := false
-	defer func() { l.waiters.leave(key, p, keep) }()
+	defer func() { l.waiters.leave(c.Key, p, keep) }()
 
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	try := func() (Result, error) {
 		left := wakeRetry
-		defer func() { l.waiters.report(key, left) }() // also of a panic: others wait for it
+		defer func() { l.waiters.report(c.Key, left) }() // also of a panic: others wait for it
 		res, err := l.Do(ctx, c)
 		if err == nil {
 			left = res.Lease.Left

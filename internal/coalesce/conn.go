@@ -42,7 +42,7 @@ type Conn struct {
 	net.Conn
 
 	mu      sync.Mutex
-	changed sync.Cond // for all three below
+	changed sync.Cond // for waiting, err and ended
 	waiting []byte
 	writing bool      // a write below is under way
 	last    time.Time // its end, of the last one

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -15,43 +16,43 @@ import (
 // each test fails when the server does it no longer, and then what the service
 // does about it has to be thought over again. docs/RELIABILITY.md names them.
 
-// bare is a stream of one message a subject with TTLs, such as the bucket is.
-func bare(t *testing.T, nc *nats.Conn, replicas int) jetstream.Stream {
+// client asks JetStream on nc.
+func client(t *testing.T, nc *nats.Conn, opts ...jetstream.JetStreamOpt) jetstream.JetStream {
 	t.Helper()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return js
+}
+
+// bare makes a stream of one message a subject with TTLs, such as the bucket is.
+func bare(t *testing.T, js jetstream.JetStream, replicas int) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	s, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true, Replicas: replicas})
+	_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true, Replicas: replicas})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
 }
 
-// put publishes value with a TTL and returns its sequence.
-func put(t *testing.T, nc *nats.Conn, key, value, ttl string) uint64 {
-	t.Helper()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ack, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "bare." + key, Data: []byte(value), Header: nats.Header{"Nats-TTL": {ttl}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ack.Sequence
+// message is value for a key, with a TTL.
+func message(key, value, ttl string) *nats.Msg {
+	return &nats.Msg{Subject: "bare." + key, Data: []byte(value), Header: nats.Header{"Nats-TTL": {ttl}}}
 }
 
-// shown is what a read of the key through nc shows, "" for nothing.
-func shown(t *testing.T, nc *nats.Conn) string {
+// put publishes value with a TTL.
+func put(t *testing.T, js jetstream.JetStream, key, value, ttl string) {
 	t.Helper()
-	js, err := jetstream.New(nc)
-	if err != nil {
+	if _, err := js.PublishMsg(t.Context(), message(key, value, ttl)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// shown is what a read of the key k shows, "" for nothing.
+func shown(t *testing.T, js jetstream.JetStream) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	s, err := js.Stream(ctx, "bare")
@@ -62,28 +63,28 @@ func shown(t *testing.T, nc *nats.Conn) string {
 	switch {
 	case err == nil:
 		return string(m.Data)
-	case err == jetstream.ErrMsgNotFound:
+	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return ""
 	default:
 		return "no answer"
 	}
 }
 
-// TestServerShowsWhatWasReplaced: after a kill -9 a server
-// shows a message again that had been replaced by one that has run out since.
+// TestServerShowsWhatWasReplaced: after a kill -9 a server shows a message again
+// that had been replaced by one that has run out since.
 func TestServerShowsWhatWasReplaced(t *testing.T) {
 	t.Parallel()
 	s := testnats.Child(t, testnats.ChildOptions{Sync: "always"})
-	nc := s.Connect()
-	bare(t, nc, 1)
-	put(t, nc, "k", "the first, for a minute", "60s")
-	put(t, nc, "k", "the second, for a second", "1s")
-	put(t, nc, "another", "so that the block of messages stays", "60s")
-	testnats.Eventually(t, 10*time.Second, func() bool { return shown(t, nc) == "" }, "the second is not removed")
+	js := client(t, s.Connect())
+	bare(t, js, 1)
+	put(t, js, "k", "the first, for a minute", "60s")
+	put(t, js, "k", "the second, for a second", "1s")
+	put(t, js, "another", "so that the block of messages stays", "60s")
+	testnats.Eventually(t, 10*time.Second, func() bool { return shown(t, js) == "" }, "the second is not removed")
 	s.Kill()
 	s.Restart()
 	var got string
-	testnats.Eventually(t, 20*time.Second, func() bool { got = shown(t, nc); return got != "no answer" }, "no answer after the restart")
+	testnats.Eventually(t, 20*time.Second, func() bool { got = shown(t, js); return got != "no answer" }, "no answer after the restart")
 	if got != "the first, for a minute" {
 		t.Errorf("after the restart the key holds %q: what was replaced stays away now", got)
 	}
@@ -95,19 +96,16 @@ func TestServerShowsWhatWasReplaced(t *testing.T) {
 func TestServerReadsFromADeposedLeader(t *testing.T) {
 	t.Parallel()
 	c := testnats.Cluster(t, 3)
-	bare(t, c.Connect(), 3)
+	bare(t, client(t, c.Connect()), 3)
 	defer c.Heal()
 	for range 8 {
 		leader := c.WaitLeader("bare")
-		before, after := c.Servers[leader].Connect(), c.Servers[(leader+1)%3].Connect()
+		before := client(t, c.Servers[leader].Connect())
+		after := client(t, c.Servers[(leader+1)%3].Connect(), jetstream.WithDefaultTimeout(200*time.Millisecond))
 		put(t, before, "k", "old", "60s")
-		js, err := jetstream.New(after, jetstream.WithDefaultTimeout(200*time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
 		c.Isolate(leader, testnats.Stall)
 		testnats.Eventually(t, 60*time.Second, func() bool {
-			_, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "bare.k", Data: []byte("new"), Header: nats.Header{"Nats-TTL": {"60s"}}}, jetstream.WithRetryAttempts(0))
+			_, err := after.PublishMsg(t.Context(), message("k", "new", "60s"), jetstream.WithRetryAttempts(0))
 			return err == nil
 		}, "no new leader took the write")
 		if shown(t, before) == "old" {
