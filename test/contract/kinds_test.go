@@ -499,6 +499,8 @@ func foreign(t *testing.T) *rig {
 	if _, err := r.js.PublishMsg(ctx, damaged); err != nil {
 		t.Fatal(err)
 	}
+	// list shows what the instance has seen, which is a moment behind the write.
+	testnats.Eventually(t, 5*time.Second, func() bool { return len(*r.call("list", good("damaged", l.Revision)["list"]).Leases) == 0 }, "the instance does not see the foreign records")
 	before := r.stream().LastSeq
 	for _, key := range []string{"put", "damaged"} {
 		for _, revision := range []uint64{l.Revision, r.stored(key).Sequence} {
