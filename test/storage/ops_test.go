@@ -42,7 +42,8 @@ func TestServerRestarts(t *testing.T) {
 		for _, in := range ins {
 			in.waitReady(t)
 		}
-		testnats.Eventually(t, 5*time.Second, func() bool { return c.owner("k").Kind == "held" }, "does not serve")
+		// A request that this client sends before it has noticed the restart is lost.
+		testnats.Eventually(t, 30*time.Second, func() bool { return c.owner("k").Kind == "held" }, "does not serve")
 		if r := c.owner("k"); r.Revision != held.Revision {
 			t.Errorf("after a restart revision %d, was %d", r.Revision, held.Revision)
 		}

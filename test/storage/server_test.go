@@ -3,6 +3,8 @@ package storage
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,12 +28,14 @@ func client(t *testing.T, nc *nats.Conn, opts ...jetstream.JetStreamOpt) jetstre
 	return js
 }
 
-// bare makes a stream of one message a subject with TTLs, such as the bucket is.
+// bare makes a stream of one message a subject with TTLs, such as the bucket is,
+// that republishes below told.
 func bare(t *testing.T, js jetstream.JetStream, replicas int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true, Replicas: replicas})
+	_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "bare", Subjects: []string{"bare.*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true, Replicas: replicas,
+		RePublish: &jetstream.RePublish{Source: "bare.*", Destination: "told.{{wildcard(1)}}"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,4 +119,101 @@ func TestServerReadsFromADeposedLeader(t *testing.T) {
 		c.WaitReady()
 	}
 	t.Error("a leader that was cut off does not answer reads any more when another leads")
+}
+
+// TestServerRefusesWhatIsStored: a stream leader that is deposed and does not know it
+// answers writes from what it has, asking nobody: it refuses what its successor stores,
+// and the writer hears both. Nothing the old one sends arrives, and what its new leader
+// sends is lost to it; that takes a few tries, as above.
+func TestServerRefusesWhatIsStored(t *testing.T) {
+	t.Parallel()
+	c := testnats.Cluster(t, 3)
+	bare(t, client(t, c.Connect()), 3)
+	defer c.Heal()
+	var said []string
+	for range 8 {
+		old := c.WaitLeader("bare")
+		silent, near := c.Servers[(old+1)%3], c.Servers[(old+2)%3]
+		writer := near.Connect()
+		put(t, client(t, writer), "k", "old", "60s")
+		inbox := nats.NewInbox()
+		// What the old leader answers stays at its own clients for now.
+		toWriter, toNeighbour := subscribe(t, writer, inbox), subscribe(t, c.Servers[old].Connect(), inbox)
+		after := client(t, silent.Connect(), jetstream.WithDefaultTimeout(200*time.Millisecond))
+
+		c.Block(old, (old+1)%3, testnats.Stall)
+		c.Block(old, (old+2)%3, testnats.Stall)
+		c.Block((old+1)%3, old, testnats.Stall)
+		var last uint64
+		testnats.Eventually(t, 60*time.Second, func() bool {
+			ack, err := after.PublishMsg(t.Context(), message("k", "new", "60s"), jetstream.WithRetryAttempts(0))
+			if err == nil {
+				last = ack.Sequence
+			}
+			return err == nil
+		}, "no new leader took the write")
+		m := message("k", "newer", "60s")
+		m.Header.Set("Nats-Expected-Last-Subject-Sequence", strconv.FormatUint(last, 10))
+		m.Reply = inbox
+		if err := writer.PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+		stored, refused := next(t, toWriter), next(t, toNeighbour)
+		if strings.Contains(stored, `"seq":`+strconv.FormatUint(last+1, 10)) && strings.Contains(refused, "wrong last sequence: ") {
+			return
+		}
+		said = append(said, stored, refused)
+		c.Heal()
+		c.WaitReady()
+	}
+	t.Errorf("a leader that was deposed does not refuse any more what is stored: %q", said)
+}
+
+// TestServerRepublishesLate: what a leader stored and republished can reach a
+// subscriber after what its successor stored.
+func TestServerRepublishesLate(t *testing.T) {
+	t.Parallel()
+	c := testnats.Cluster(t, 3)
+	bare(t, client(t, c.Connect()), 3)
+	defer c.Heal()
+	old := c.WaitLeader("bare")
+	far := c.Servers[(old+1)%3].Connect()
+	events := subscribe(t, far, "told.k")
+	c.WaitReady()
+
+	c.Block(old, (old+1)%3, testnats.Stall)
+	put(t, client(t, c.Servers[old].Connect()), "k", "first", "60s") // the third server agreed
+	c.Isolate(old, testnats.Stall)
+	js := client(t, far, jetstream.WithDefaultTimeout(200*time.Millisecond))
+	testnats.Eventually(t, 60*time.Second, func() bool {
+		_, err := js.PublishMsg(t.Context(), message("k", "second", "60s"), jetstream.WithRetryAttempts(0))
+		return err == nil
+	}, "no new leader took the write")
+	before := next(t, events)
+	c.Heal()
+	if after := next(t, events); before != "second" || after != "first" {
+		t.Errorf("told %q and then %q, where second and then first were expected", before, after)
+	}
+}
+
+func subscribe(t *testing.T, nc *nats.Conn, subject string) *nats.Subscription {
+	t.Helper()
+	s, err := nc.SubscribeSync(subject)
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// next is the text that comes next, or why none does.
+func next(t *testing.T, s *nats.Subscription) string {
+	t.Helper()
+	m, err := s.NextMsg(10 * time.Second)
+	if err != nil {
+		return err.Error()
+	}
+	return string(m.Data)
 }
