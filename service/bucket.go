@@ -187,10 +187,12 @@ func (k *keeper) raise() {
 	k.look()
 }
 
-// leap is a rise of the revision over the highest one seen that deserves a look:
-// a bucket made anew starts at the present microsecond, so its first revision is
-// far above what its predecessor issued last.
-const leap = 5000
+// leap is a rise of the revision over the highest one seen when a write began that
+// deserves a look: a bucket made anew starts at the present microsecond, so its first
+// revision is above what its predecessor issued last by nearly the microseconds that
+// one was there. It must be more than what all holders together write while one write
+// is under way.
+const leap = 100_000
 
 // sameBucket asks whether the bucket is the one that was inspected last. It asks
 // again while nobody answers, as when its leader has just changed.

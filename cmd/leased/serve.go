@@ -251,9 +251,11 @@ func stateDir() (string, error) {
 // serve runs the parts, and takes them down in the opposite order when ctx
 // ends: the service, its connections, the NATS server inside, the HTTP port.
 func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
-	go tuneGC(ctx)
 	if p.inside == nil {
+		go tuneGC(ctx, garbage)
 		halveProcs()
+	} else {
+		go tuneGC(ctx, garbageInside)
 	}
 	var rows []metrics.Endpoint
 	for _, row := range leased.Endpoints() {

@@ -12,19 +12,23 @@ import (
 
 // Garbage that may gather before it is collected. A service with few leases has
 // a heap of a few MiB, which Go would collect many times a second under load;
-// one with a million has hundreds, of which as much again would be too much.
+// one with a million has hundreds, of which as much again would be too much. With
+// the server inside, what the server knows of each lease is marked again each time
+// too, so that more gathers when there are many.
 const (
-	garbage     = 64 << 20 // bytes, whatever the heap
-	leastGC     = 25       // percent of the heap
+	garbage       = 64 << 20  // bytes, whatever the heap
+	garbageInside = 256 << 20 // at most, with the server inside: twice the heap
+
+	leastGC     = 25 // percent of the heap
 	mostGC      = 1600
 	gcEvery     = time.Second
 	liveHeap    = "/gc/heap/live:bytes"
 	gcTolerance = 0.1
 )
 
-// tuneGC keeps GOGC at what lets about that much garbage gather, until ctx is
-// done, unless the environment sets it.
-func tuneGC(ctx context.Context) {
+// tuneGC keeps GOGC at what lets about that much garbage gather, twice the heap but
+// no more than most, until ctx is done, unless the environment sets it.
+func tuneGC(ctx context.Context, most uint64) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
@@ -34,7 +38,7 @@ func tuneGC(ctx context.Context) {
 	now := 100
 	for {
 		metrics.Read(sample)
-		if percent := gcPercent(sample[0].Value.Uint64()); math.Abs(float64(percent-now)) > gcTolerance*float64(now) {
+		if percent := gcPercent(sample[0].Value.Uint64(), most); math.Abs(float64(percent-now)) > gcTolerance*float64(now) {
 			debug.SetGCPercent(percent)
 			now = percent
 		}
@@ -47,8 +51,9 @@ func tuneGC(ctx context.Context) {
 }
 
 // gcPercent is GOGC for a heap of live bytes.
-func gcPercent(live uint64) int {
-	return int(min(max(100*garbage/max(live, 1), leastGC), mostGC))
+func gcPercent(live, most uint64) int {
+	gathers := min(max(2*live, garbage), most)
+	return int(min(max(100*gathers/max(live, 1), leastGC), mostGC))
 }
 
 // halveProcs lets Go code run on half of the CPUs at a time, unless the

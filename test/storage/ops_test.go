@@ -1,7 +1,9 @@
 package storage
 
 import (
+	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -112,6 +114,62 @@ func TestNothingStays(t *testing.T) {
 	}
 	testnats.Eventually(t, 10*time.Second, func() bool { return in.gauge("leased_leases_held") == 0 }, "leases are still counted: ", late(func() string { return fmt.Sprint(in.gauge("leased_leases_held")) }))
 	t.Logf("goroutines: %d before, %d after (other tests included)", before, runtime.NumGoroutine())
+}
+
+// TestManyWritesAtOnce: a write that sees the revision rise by what thousands of
+// others write meanwhile is not taken for one in another bucket, for which the
+// service would ask the server again each time.
+func TestManyWritesAtOnce(t *testing.T) {
+	t.Parallel()
+	const calls, leases = 8, 1000
+	n := testnats.Server(t)
+	serve(t, n.URL).waitReady(t)
+	c := callerOn(t, n.URL)
+	held := make([][]map[string]any, calls)
+	var wg sync.WaitGroup
+	for i := range held {
+		wg.Go(func() {
+			for j := range leases {
+				r, err := call(c.nc, "acquire", map[string]any{"key": fmt.Sprintf("k-%d-%d", i, j), "holder": "A", "ttl_ms": 600_000})
+				if err != nil || r.Kind != "granted" {
+					t.Errorf("%s %s %v", r.Kind, r.Error, err)
+					return
+				}
+				held[i] = append(held[i], map[string]any{"key": r.Key, "revision": r.Revision})
+			}
+		})
+	}
+	wg.Wait()
+	asked, err := c.nc.SubscribeSync("$JS.API.STREAM.INFO.KV_leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for i := range held {
+		wg.Go(func() {
+			data, err := json.Marshal(map[string]any{"holder": "A", "ttl_ms": 600_000, "leases": held[i]})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			msg, err := c.nc.Request(leased.DefaultAPIPrefix+".renew_many", data, 30*time.Second)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if renewed := bytes.Count(msg.Data, []byte(`"granted":true`)); renewed != leases {
+				t.Errorf("%d of %d renewed: %.200s", renewed, leases, msg.Data)
+			}
+		})
+	}
+	wg.Wait()
+	if err := c.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	// The service looks at its bucket every two seconds anyway.
+	if got, _, _ := asked.Pending(); got > 2+int(time.Since(began)/time.Second) {
+		t.Errorf("the server was asked for the bucket's state %d times", got)
+	}
 }
 
 // TestMissingPermission is O06: a service that may not write to the bucket says
