@@ -48,6 +48,7 @@ type serveCmd struct {
 	connFlags
 
 	Replicas    int    `group:"service" default:"1" placeholder:"N" help:"Replicas of the bucket when it is made: 1, 3 or 5 (default 1)."`
+	GroupCommit string `name:"group-commit" group:"service" default:"auto" placeholder:"WHEN" help:"Store concurrent writes together: on, off, or auto. It pays where the NATS server has each write on disk before it answers, which auto knows of the server inside only (default auto)."`
 	MaxInFlight int    `name:"max-in-flight" group:"service" default:"4096" placeholder:"N" help:"Calls answered at once, forwards aside; one more is answered busy (default 4096)."`
 	MaxForwards int    `name:"max-forwards" group:"service" default:"512" placeholder:"N" help:"Forwards answered at once; one more is answered busy (default 512)."`
 	APIPrefix   string `name:"api-prefix" group:"service" default:"${apiPrefix}" placeholder:"SUBJECT" help:"Subject of the calls: SUBJECT.acquire and so on (default ${apiPrefix})."`
@@ -126,6 +127,9 @@ func (c *serveCmd) plan(given map[string]bool) (plan, error) {
 		if n < 1 || n > 1_000_000 {
 			return plan{}, usagef("%s %d: must be 1 to 1000000", flag, n)
 		}
+	}
+	if c.GroupCommit != "auto" && c.GroupCommit != "on" && c.GroupCommit != "off" {
+		return plan{}, usagef("--group-commit %q: must be on, off or auto", c.GroupCommit)
 	}
 	for flag, prefix := range map[string]string{"--api-prefix": c.APIPrefix, "--event-prefix": c.EventPrefix} {
 		if !subjectPrefix.MatchString(prefix) || len(prefix) > 128 {
@@ -281,7 +285,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 
 	var connect connector = p.nats.dial
 	where := redact(p.nats.urls)
-	groupCommit := false
+	groupCommit := c.GroupCommit == "on"
 	if p.inside != nil {
 		p.inside.Logger = log
 		inside, err := embedded.Start(*p.inside)
@@ -290,7 +294,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 		}
 		defer func() { err = errors.Join(err, shutdown(inside)) }()
 		where = inside.ClientURL()
-		groupCommit = inside.SyncsAlways()
+		groupCommit = groupCommit || c.GroupCommit == "auto" && inside.SyncsAlways()
 		connect = func(options ...nats.Option) (*nats.Conn, error) {
 			return inside.Connect(append(append([]nats.Option{}, p.nats.options...), options...)...)
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/leased/leased"
 	"github.com/leased/leased/internal/embedded"
+	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/metrics"
 )
 
@@ -67,6 +68,7 @@ func TestServeFlags(t *testing.T) {
 		"replicas, no cluster":    {args: []string{"--replicas", "5", "--nats-config", alone}, err: "--replicas 5"},
 		"in flight":               {args: []string{"--max-in-flight", "0"}, err: "--max-in-flight 0: must be 1"},
 		"forwards":                {args: []string{"--max-forwards=-1"}, err: "--max-forwards -1: must be 1"},
+		"group commit":            {args: []string{"--group-commit", "always"}, err: `--group-commit "always": must be on, off or auto`},
 		"api prefix":              {args: []string{"--api-prefix", "a.*"}, err: `--api-prefix "a.*": must be a subject`},
 		"api prefix, empty":       {args: []string{"--api-prefix", ""}, err: "--api-prefix"},
 		"api prefix, dots":        {args: []string{"--api-prefix", "a..b"}, err: "--api-prefix"},
@@ -115,6 +117,53 @@ func TestServeFlags(t *testing.T) {
 			}
 			if diff := cmp.Diff(c.inside, p.inside); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestGroupCommit: beside a NATS that runs already, writes are stored together if
+// the operator says so.
+func TestGroupCommit(t *testing.T) {
+	t.Parallel()
+	for when, want := range map[string]bool{"on": true, "off": false, "auto": false} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			n := testnats.Child(t, testnats.ChildOptions{Sync: "always"})
+			s := start(t, cleanEnv(t), "serve", "--server", n.URL, "--http-listen", "127.0.0.1:0", "--group-commit", when).serving()
+			if !s.Ready {
+				t.Fatalf("%+v", s)
+			}
+			nc := dial(t, n.URL)
+			writes, err := nc.SubscribeSync("$KV.leases.>")
+			if err != nil {
+				t.Fatal(err)
+			}
+			const calls = 200
+			replies, err := nc.SubscribeSync(nats.NewInbox())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range calls {
+				if err := nc.PublishRequest("api.leases.acquire", replies.Subject, fmt.Appendf(nil, `{"key":"k-%d","holder":"h","ttl_ms":60000}`, i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			batched := 0
+			for range calls {
+				if reply, err := replies.NextMsg(10 * time.Second); err != nil || !strings.Contains(string(reply.Data), `"granted":true`) {
+					t.Fatal(err, reply)
+				}
+				w, err := writes.NextMsg(10 * time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if w.Header.Get("Nats-Batch-Id") != "" {
+					batched++
+				}
+			}
+			if want != (batched > calls/2) || !want && batched > 0 {
+				t.Errorf("%d of %d writes were in batches", batched, calls)
 			}
 		})
 	}

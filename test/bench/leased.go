@@ -20,7 +20,7 @@ import (
 func leasedTarget() target {
 	return target{
 		name:       "leased",
-		about:      "leased serve --server, beside nats-server",
+		about:      "leased serve --server, beside nats-server; on r1sync with --group-commit on",
 		topologies: []string{"r1", "r1sync", "r3"},
 		start: func(ctx context.Context, e *env, t topology) (system, error) {
 			bin, err := e.leased(ctx)
@@ -34,6 +34,9 @@ func leasedTarget() target {
 			l := &leasedSystem{natsSystem: s}
 			for range e.opts.instances {
 				args := []string{"serve", "--server", strings.Join(s.urls, ","), "--replicas", strconv.Itoa(t.nodes)}
+				if t.sync == "always" { // which only an operator can know
+					args = append(args, "--group-commit", "on")
+				}
 				if err := l.run(ctx, e, bin, args); err != nil {
 					l.close()
 					return nil, err
