@@ -84,6 +84,7 @@ type keeper struct {
 	forgotten atomic.Pointer[time.Time] // end of the last lease that the view has forgotten
 
 	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
+	same    shared[*streamInfo]
 
 	// alarm is when there was reason to think that the bucket is another one or
 	// went back, in the view's local time; 0: none. Nothing is granted until a
@@ -194,13 +195,19 @@ func (k *keeper) raise() {
 // is under way.
 const leap = 100_000
 
-// sameBucket asks whether the bucket is the one that was inspected last. It asks
-// again while nobody answers, as when its leader has just changed.
+// sameBucket asks whether the bucket is the one that was inspected last, once for all
+// who want to know at the same time. It asks again while nobody answers, as when its
+// leader has just changed.
 func (k *keeper) sameBucket() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
 	defer cancel()
+	ask := func(done func(*streamInfo, error)) {
+		go func() {
+			done(caught(func() (*streamInfo, error) { return k.info(context.Background()) }))
+		}()
+	}
 	for try := 0; ; try++ {
-		si, err := k.info(ctx)
+		si, err := within(ctx, func(done func(*streamInfo, error)) { k.same.start("", ask, done) })
 		if err == nil {
 			return si.Created.UnixNano() == k.created.Load()
 		}
