@@ -130,7 +130,7 @@ func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
 	for i, p := range r.Leases {
 		leases[i] = service.KeyRevision(p)
 	}
-	renewals := s.leases.StartRenewals(ctx, r.Holder, r.TTL, leases)
+	renewals := s.leases.StartRenewals(r.Holder, r.TTL, leases)
 	replies := make([]answer, len(renewals))
 	finish := func(i int) {
 		err := s.safely("renew_many", func() (err error) {

@@ -308,7 +308,8 @@ func (c *committer) alone(ps []*pendingWrite) {
 			waited, writes = append(waited, p), append(writes, p.w)
 		}
 	}
-	for i, r := range awaitAll(writes, tryTimeout, c.js.startEach) {
+	results := awaitAll(len(writes), func(done func(int, uint64, error)) { c.js.startEach(writes, tryTimeout, done) })
+	for i, r := range results {
 		waited[i].finish(r.Revision, r.Err)
 	}
 }

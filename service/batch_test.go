@@ -299,7 +299,7 @@ func TestViewIsNoTruth(t *testing.T) {
 	before := shown()
 	e := before.entry("k")
 	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)})
-	if _, err := await(func(done func(uint64, error)) { i.js.StartPut(a.w, tryTimeout, done) }); err != nil {
+	if _, err := await(func(done func(uint64, error)) { i.js.StartPut(a.w, time.Now().Add(tryTimeout), done) }); err != nil {
 		t.Fatal(err)
 	}
 	testnats.Eventually(t, 5*time.Second, func() bool { return shown().rev != res.Lease.Revision }, "the view does not see the release")

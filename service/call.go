@@ -90,7 +90,7 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 	}
 	a := l.prepare(c.c.Key, d)
 	a.sent = time.Now()
-	l.store.StartPut(a.w, tryTimeout, func(rev uint64, err error) {
+	l.store.StartPut(a.w, a.deadline(c.began.Add(callBudget)), func(rev uint64, err error) {
 		c.step(func() bool {
 			c.wrote(a, rev, err)
 			return false
@@ -136,7 +136,7 @@ type KeyRevision struct {
 // StartRenewals writes those renewals of holder's leases that the view knows to
 // be current, all at once, and waits for the verdicts. Finish must follow for
 // each. The keys must differ.
-func (l *Leases) StartRenewals(ctx context.Context, holder string, ttl time.Duration, leases []KeyRevision) []Call {
+func (l *Leases) StartRenewals(holder string, ttl time.Duration, leases []KeyRevision) []Call {
 	bucket := l.Bucket() // before Allow, as in Do
 	err := l.Allow(OpRenew)
 	calls := make([]Call, len(leases))
@@ -162,7 +162,7 @@ func (l *Leases) StartRenewals(ctx context.Context, holder string, ttl time.Dura
 			sent, tries, writes = append(sent, c), append(tries, a), append(writes, a.w)
 		}
 	}
-	for i, v := range l.store.PutMany(ctx, writes) {
+	for i, v := range l.store.PutMany(writes, at.Add(min(ttl, callBudget))) {
 		sent[i].wrote(tries[i], v.Revision, v.Err)
 	}
 	return calls

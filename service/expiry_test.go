@@ -24,7 +24,7 @@ type losesExpired struct {
 	left int
 }
 
-func (s *losesExpired) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
+func (s *losesExpired) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
 	s.mu.Lock()
 	lose := w.Event == Expired && s.left > 0
 	if lose {
@@ -32,13 +32,13 @@ func (s *losesExpired) StartPut(w *Write, wait time.Duration, done func(uint64, 
 	}
 	s.mu.Unlock()
 	if !lose {
-		s.faultyStore.StartPut(w, wait, done)
+		s.faultyStore.StartPut(w, deadline, done)
 		return
 	}
 	if s.stored {
 		_, _ = s.apply(w)
 	}
-	time.AfterFunc(wait, func() { done(0, ErrNoVerdict) })
+	time.AfterFunc(tryTime(deadline), func() { done(0, ErrNoVerdict) })
 }
 
 // TestExpiredIsNotLate: an expired event whose first write was lost does not land

@@ -72,13 +72,20 @@ type js struct {
 	clock *clock
 	// seen is set once JetStream has answered anything at all.
 	seen atomic.Bool
+	// one and many hold back writes of StartPut and of PutMany when a lot are under
+	// way: the many do not keep a single one waiting.
+	one, many window
 	// group batches writes if it is set and the bucket allows it (atomic).
 	group  *committer
 	atomic atomic.Bool
 }
 
+// atOnce is how many writes are under way in a window: enough to keep a server busy,
+// and few enough that a slow one stores all of them within tryTimeout.
+const atOnce = 1024
+
 func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
-	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c}
+	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c, one: window{free: atOnce}, many: window{free: atOnce}}
 	switch {
 	case domain != "" && apiPrefix != "":
 		return nil, errors.New("a JetStream domain and an API prefix exclude each other")
@@ -224,21 +231,47 @@ func decodeEntry(key string, seq uint64, at time.Time, hdr nats.Header, data []b
 }
 
 // StartPut implements Store.
-func (j *js) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
+func (j *js) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
 	if j.group != nil && j.atomic.Load() {
-		j.group.start(w, wait, done)
+		j.group.start(w, tryTime(deadline), done)
 		return
 	}
-	j.startOne(w, wait, done)
+	needs := min(tryTimeout, time.Until(deadline)/2)
+	j.one.enter(1, func(int, int) {
+		begun := func(rev uint64, err error) {
+			done(rev, err)
+			j.one.leave()
+		}
+		if wait := tryTime(deadline); wait >= needs {
+			j.startOne(w, wait, begun)
+		} else {
+			begun(0, notStored(errTooLate))
+		}
+	})
 }
 
 // PutMany implements Store.
-func (j *js) PutMany(ctx context.Context, ws []*Write) []PutResult {
+func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
+	needs := min(tryTimeout, time.Until(deadline)/2)
 	start := j.startEach
 	if j.group != nil && j.atomic.Load() {
 		start = j.group.startMany
 	}
-	return awaitAll(ws, limit(ctx), start)
+	return awaitAll(len(ws), func(done func(int, uint64, error)) {
+		j.many.enter(len(ws), func(from, to int) {
+			begun := func(i int, rev uint64, err error) {
+				done(from+i, rev, err)
+				j.many.leave()
+			}
+			if wait := tryTime(deadline); wait >= needs {
+				start(ws[from:to], wait, begun)
+				return
+			}
+			for i := range to - from {
+				begun(i, 0, notStored(errTooLate))
+			}
+		})
+	})
 }
 
 // startEach stores each write by itself, all at the same time.
@@ -248,12 +281,12 @@ func (j *js) startEach(ws []*Write, wait time.Duration, done func(int, uint64, e
 	}
 }
 
-// awaitAll waits for the verdicts of the writes that start begins.
-func awaitAll(ws []*Write, wait time.Duration, start func([]*Write, time.Duration, func(int, uint64, error))) []PutResult {
-	results := make([]PutResult, len(ws))
+// awaitAll waits for the verdicts of the n writes that start begins.
+func awaitAll(n int, start func(done func(int, uint64, error))) []PutResult {
+	results := make([]PutResult, n)
 	var open sync.WaitGroup
-	open.Add(len(ws))
-	start(ws, wait, func(i int, rev uint64, err error) {
+	open.Add(n)
+	start(func(i int, rev uint64, err error) {
 		results[i] = PutResult{rev, err}
 		open.Done()
 	})
@@ -358,14 +391,20 @@ func lastIn(description string) *uint64 {
 	return &n
 }
 
+// tryTime is how long one request of a call may take that has until deadline.
+func tryTime(deadline time.Time) time.Duration { return min(tryTimeout, time.Until(deadline)) }
+
+// deadlineOf is ctx's, that of one request if it has none.
+func deadlineOf(ctx context.Context) time.Time {
+	if deadline, ok := ctx.Deadline(); ok {
+		return deadline
+	}
+	return time.Now().Add(tryTimeout)
+}
+
 // limit is how long one request of a call may take: tryTimeout, and no longer
 // than ctx has. That ctx ended early is noticed by the caller afterwards.
-func limit(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return min(tryTimeout, time.Until(deadline))
-	}
-	return tryTimeout
-}
+func limit(ctx context.Context) time.Duration { return tryTime(deadlineOf(ctx)) }
 
 // streamInfo is STREAM.INFO as far as the service reads it. The configuration
 // stays raw: the check compares every field, known to this code or not.

@@ -431,6 +431,23 @@ type attempt struct {
 	sure bool // and the Guard has nothing against it
 }
 
+// deadline is when the first verdict on a is too late for a call that has until end:
+// the lease would be over for its holder, or a key that holds nothing may have held
+// another lease meanwhile, whose end a would have to tell.
+func (a *attempt) deadline(end time.Time) time.Time {
+	enough := callBudget
+	if a.w.Expect == 0 {
+		enough = tryTimeout * 3 / 2
+	}
+	if !a.w.Tombstone {
+		enough = min(enough, a.rec.TTL())
+	}
+	if at := a.sent.Add(enough); at.Before(end) {
+		return at
+	}
+	return end
+}
+
 // prepare makes the write that d asks for.
 func (l *Leases) prepare(key string, d Decision) *attempt {
 	rec, w := l.compose(key, d.Write)
@@ -551,7 +568,11 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 	for try := 0; ; try++ {
 		rev, err := a.rev, a.err
 		if try > 0 || !tried {
-			rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, limit(ctx), done) })
+			deadline := deadlineOf(ctx)
+			if !open {
+				deadline = a.deadline(deadline)
+			}
+			rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, deadline, done) })
 			err = l.verdict(w, err)
 		}
 		switch {
@@ -578,6 +599,9 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			last = err
 		}
 		l.Suspect(last)
+		if !open && w.Expect == 0 && time.Since(a.sent) >= tryTimeout/2 {
+			return committed{}, ErrConflict // decide anew: the key may have held another lease
+		}
 		over := pause(ctx, try) != nil
 		if err := l.Allow(op); err != nil && !open {
 			return committed{}, err // it was deleted, say

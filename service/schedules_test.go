@@ -137,7 +137,8 @@ func (s *faultyStore) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (s *faultyStore) StartPut(w *Write, wait time.Duration, done func(uint64, error)) {
+func (s *faultyStore) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
+	wait := tryTime(deadline)
 	go func() { done(s.put(w, wait)) }()
 }
 
@@ -201,11 +202,11 @@ func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
 	return rev, err
 }
 
-func (s *faultyStore) PutMany(ctx context.Context, ws []*Write) []PutResult {
+func (s *faultyStore) PutMany(ws []*Write, _ time.Time) []PutResult {
 	results := make([]PutResult, len(ws))
 	var wg sync.WaitGroup
 	for i, w := range ws {
-		wg.Go(func() { results[i].Revision, results[i].Err = s.put(w, limit(ctx)) })
+		wg.Go(func() { results[i].Revision, results[i].Err = s.put(w, tryTimeout) })
 	}
 	wg.Wait()
 	return results
@@ -412,7 +413,7 @@ func scheduledCall(l *Leases, op fault.Op) (Result, error) {
 		return l.Acquire(ctx, op.Key, op.Holder, op.TTL, "")
 	case fault.Renew:
 		if op.Revision%2 == 0 { // as renew_many does
-			return l.StartRenewals(ctx, op.Holder, op.TTL, []KeyRevision{{op.Key, op.Revision}})[0].Finish(ctx)
+			return l.StartRenewals(op.Holder, op.TTL, []KeyRevision{{op.Key, op.Revision}})[0].Finish(ctx)
 		}
 		return l.Renew(ctx, op.Key, op.Holder, op.Revision, op.TTL)
 	case fault.Release:

@@ -39,12 +39,15 @@ type Store interface {
 	//	              later or never. A read that shows the old revision does not
 	//	              prove that it failed. Putting the SAME w again is safe: the
 	//	              condition lets at most one of them in.
-	StartPut(w *Write, wait time.Duration, done func(revision uint64, err error))
+	//
+	// The verdict is told by deadline, and at most tryTimeout after w was sent. Where
+	// many writes come at once w may have to wait for others; it is not sent if that
+	// leaves it little time.
+	StartPut(w *Write, deadline time.Time, done func(revision uint64, err error))
 
 	// PutMany stores writes of different keys side by side and returns the verdicts
-	// that StartPut would tell, in order. It takes at most tryTimeout, or until ctx's
-	// deadline if that is earlier; that ctx is cancelled it may overlook as long.
-	PutMany(ctx context.Context, ws []*Write) []PutResult
+	// that StartPut would tell, in order.
+	PutMany(ws []*Write, deadline time.Time) []PutResult
 
 	// Head asks the stream leader, after the call began, for its clock and for the
 	// last sequence of the bucket.
