@@ -146,8 +146,8 @@ func (c *committer) enqueue(p *pendingWrite) {
 	}
 }
 
-// maxGather bounds how long a batch waits for more.
-const maxGather = 2 * time.Millisecond
+// maxGather bounds how long a batch waits for more, where a batch takes very long.
+const maxGather = 20 * time.Millisecond
 
 // fly sends batches until nothing is left to send. The callers of one batch come
 // back together: the next waits for as many more, but not longer than half the
