@@ -239,8 +239,8 @@ func (j *js) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
 	needs := min(tryTimeout, time.Until(deadline)/2)
 	j.one.enter(1, func(int, int) {
 		begun := func(rev uint64, err error) {
+			defer j.one.leave()
 			done(rev, err)
-			j.one.leave()
 		}
 		if wait := tryTime(deadline); wait >= needs {
 			j.startOne(w, wait, begun)
@@ -260,8 +260,8 @@ func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
 	return awaitAll(len(ws), func(done func(int, uint64, error)) {
 		j.many.enter(len(ws), func(from, to int) {
 			begun := func(i int, rev uint64, err error) {
+				defer j.many.leave()
 				done(from+i, rev, err)
-				j.many.leave()
 			}
 			if wait := tryTime(deadline); wait >= needs {
 				start(ws[from:to], wait, begun)
