@@ -236,23 +236,23 @@ func (j *js) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
 		j.group.start(w, tryTime(deadline), done)
 		return
 	}
-	needs := min(tryTimeout, time.Until(deadline)/2)
+	by := sendBy(deadline)
 	j.one.enter(1, func(int, int) {
 		begun := func(rev uint64, err error) {
 			defer j.one.leave()
 			done(rev, err)
 		}
-		if wait := tryTime(deadline); wait >= needs {
-			j.startOne(w, wait, begun)
-		} else {
+		if time.Now().After(by) {
 			begun(0, notStored(errTooLate))
+			return
 		}
+		j.startOne(w, tryTime(deadline), begun)
 	})
 }
 
 // PutMany implements Store.
 func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
-	needs := min(tryTimeout, time.Until(deadline)/2)
+	by := sendBy(deadline)
 	start := j.startEach
 	if j.group != nil && j.atomic.Load() {
 		start = j.group.startMany
@@ -263,8 +263,8 @@ func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
 				defer j.many.leave()
 				done(from+i, rev, err)
 			}
-			if wait := tryTime(deadline); wait >= needs {
-				start(ws[from:to], wait, begun)
+			if !time.Now().After(by) {
+				start(ws[from:to], tryTime(deadline), begun)
 				return
 			}
 			for i := range to - from {
@@ -393,6 +393,11 @@ func lastIn(description string) *uint64 {
 
 // tryTime is how long one request of a call may take that has until deadline.
 func tryTime(deadline time.Time) time.Duration { return min(tryTimeout, time.Until(deadline)) }
+
+// sendBy is until when a write may wait for its turn, from now on.
+func sendBy(deadline time.Time) time.Time {
+	return deadline.Add(-min(tryTimeout, time.Until(deadline)/2))
+}
 
 // deadlineOf is ctx's, that of one request if it has none.
 func deadlineOf(ctx context.Context) time.Time {

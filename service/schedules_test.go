@@ -138,12 +138,18 @@ func (s *faultyStore) wait(ctx context.Context, d time.Duration) error {
 }
 
 func (s *faultyStore) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
-	wait := tryTime(deadline)
-	go func() { done(s.put(w, wait)) }()
+	go func() { done(s.put(w, deadline)) }()
 }
 
-func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
+func (s *faultyStore) put(w *Write, deadline time.Time) (uint64, error) {
+	if s.rng.n(100) < s.trouble { // many writes come before it
+		by := sendBy(deadline)
+		time.Sleep(s.rng.dur(callBudget))
+		if time.Now().After(by) {
+			return 0, notStored(errTooLate)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tryTime(deadline))
 	defer cancel()
 	there, back := s.rng.dur(3*time.Millisecond), s.rng.dur(3*time.Millisecond)
 	noVerdict := func() (uint64, error) {
@@ -202,11 +208,11 @@ func (s *faultyStore) put(w *Write, wait time.Duration) (uint64, error) {
 	return rev, err
 }
 
-func (s *faultyStore) PutMany(ws []*Write, _ time.Time) []PutResult {
+func (s *faultyStore) PutMany(ws []*Write, deadline time.Time) []PutResult {
 	results := make([]PutResult, len(ws))
 	var wg sync.WaitGroup
 	for i, w := range ws {
-		wg.Go(func() { results[i].Revision, results[i].Err = s.put(w, tryTimeout) })
+		wg.Go(func() { results[i].Revision, results[i].Err = s.put(w, deadline) })
 	}
 	wg.Wait()
 	return results
