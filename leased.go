@@ -89,6 +89,7 @@ func Start(o Options) (*Service, error) {
 	o.Metrics.SetService(metrics.Service{
 		LeasesHeld:   func() int { return int(s.leases.Held()) },
 		Waiters:      s.leases.Waiting,
+		Queued:       s.leases.Queued,
 		HighestFence: s.leases.Fence,
 		ClockOffset:  s.leases.ClockOffset,
 		Bucket: func() (metrics.BucketState, []metrics.Warning) {

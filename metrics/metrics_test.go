@@ -98,6 +98,7 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		"leased_write_retries_total":    0,
 		"leased_leases_held":            0,
 		"leased_waiters":                0,
+		"leased_writes_queued":          0,
 		"leased_highest_fence":          0,
 		"leased_clock_offset_seconds":   0,
 		"leased_ready":                  0,
@@ -160,6 +161,7 @@ func TestCounting(t *testing.T) {
 	m.SetService(Service{
 		LeasesHeld:   func() int { return 7 },
 		Waiters:      func() int { return 2 },
+		Queued:       func() int { return 3 },
 		HighestFence: func() uint64 { return 1_700_000_000_000_001 },
 		ClockOffset:  func() time.Duration { return -1500 * time.Millisecond },
 		Bucket:       func() (BucketState, []Warning) { return BucketSound, []Warning{WarnReplicas, "\xff"} },
@@ -192,14 +194,15 @@ func TestCounting(t *testing.T) {
 		`leased_write_ambiguous_total`:                                    1,
 		`leased_leases_held`:                                              7,
 		`leased_waiters`:                                                  2,
+		`leased_writes_queued`:                                            3,
 		`leased_highest_fence`:                                            1_700_000_000_000_001,
 		`leased_clock_offset_seconds`:                                     -1.5,
 		`leased_bucket_state{state="sound"}`:                              1,
 		`leased_bucket_state{state="unseen"}`:                             0,
 		`leased_bucket_warning{warning="replicas"}`:                       1,
-		`leased_ready`: 1,
-		`leased_nats_connected{connection="hop"}`:        1,
-		`leased_nats_reconnects_total{connection="hop"}`: 4,
+		`leased_ready`:                                                    1,
+		`leased_nats_connected{connection="hop"}`:                         1,
+		`leased_nats_reconnects_total{connection="hop"}`:                  4,
 	}
 	if diff := cmp.Diff(want, changed); diff != "" {
 		t.Errorf("what changed (-want +got):\n%s", diff)

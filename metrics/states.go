@@ -49,6 +49,7 @@ func Warnings() []Warning { return []Warning{WarnAllowDirect, WarnRepublish, War
 type Service struct {
 	LeasesHeld   func() int
 	Waiters      func() int
+	Queued       func() int           // writes that wait for their turn
 	HighestFence func() uint64        // highest revision known to be issued
 	ClockOffset  func() time.Duration // the NATS server's clock minus ours
 	Bucket       func() (BucketState, []Warning)
@@ -110,7 +111,7 @@ type states struct {
 }
 
 type stateDescs struct {
-	held, waiters, fence, offset, bucket, warning, ready, connected, reconnects, build *prometheus.Desc
+	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -120,6 +121,7 @@ func newStateDescs() stateDescs {
 	return stateDescs{
 		held:       desc("leased_leases_held", "Leases in force, as this instance sees the bucket."),
 		waiters:    desc("leased_waiters", "Acquires that wait for a key to become free."),
+		queued:     desc("leased_writes_queued", "Writes that wait in this instance for earlier ones to have their verdict."),
 		fence:      desc("leased_highest_fence", "Highest revision known to be issued; it must never fall."),
 		offset:     desc("leased_clock_offset_seconds", "The NATS server's clock minus this machine's; leases go by the server's."),
 		bucket:     desc("leased_bucket_state", "1 for the present verdict on the bucket, 0 for the others; leases are granted in state sound only.", "state"),
@@ -139,7 +141,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.build} {
 		ch <- desc
 	}
 }
@@ -156,6 +158,7 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(d.held, float64(call(s.LeasesHeld)))
 	gauge(d.waiters, float64(call(s.Waiters)))
+	gauge(d.queued, float64(call(s.Queued)))
 	gauge(d.fence, float64(call(s.HighestFence)))
 	gauge(d.offset, call(s.ClockOffset).Seconds())
 

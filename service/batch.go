@@ -93,6 +93,13 @@ func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)
 	})
 }
 
+// queued is how many wait for the next batch.
+func (c *committer) queued() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue)
+}
+
 // pending makes w ready for the line. c.mu is held.
 func (c *committer) pending(w *Write, wait time.Duration, done func(uint64, error)) *pendingWrite {
 	p := &pendingWrite{w: w, done: done}

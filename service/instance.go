@@ -134,6 +134,9 @@ func (i *Instance) List(prefix, holder, after string, limit int) (leases []Lease
 // Held is how many leases the view knows that are not over.
 func (i *Instance) Held() int64 { return i.view.held.Load() }
 
+// Queued is how many writes wait for others to have their verdict.
+func (i *Instance) Queued() int { return i.js.queued() }
+
 // Fence is the highest revision this instance has seen.
 func (i *Instance) Fence() uint64 { return i.view.highest.Load() }
 

@@ -274,6 +274,15 @@ func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
 	})
 }
 
+// queued is how many writes wait for their turn.
+func (j *js) queued() int {
+	n := j.one.queued() + j.many.queued()
+	if j.group != nil {
+		n += j.group.queued()
+	}
+	return n
+}
+
 // startEach stores each write by itself, all at the same time.
 func (j *js) startEach(ws []*Write, wait time.Duration, done func(int, uint64, error)) {
 	for i, w := range ws {

@@ -38,6 +38,16 @@ func (w *window) leave() {
 	w.serve()
 }
 
+// queued is how many wait.
+func (w *window) queued() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range w.turns {
+		n += t.n - t.next
+	}
+	return n
+}
+
 // serve lets in as many as there is room for, on one goroutine at a time.
 func (w *window) serve() {
 	for {
