@@ -199,7 +199,7 @@ const leap = 100_000
 // who want to know at the same time. It asks again while nobody answers, as when its
 // leader has just changed.
 func (k *keeper) sameBucket() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*lookTimeout+tryTimeout/4) // one that others asked for, and the next
 	defer cancel()
 	ask := func(done func(*streamInfo, error)) {
 		go func() {

@@ -72,20 +72,17 @@ type js struct {
 	clock *clock
 	// seen is set once JetStream has answered anything at all.
 	seen atomic.Bool
-	// one and many hold back writes of StartPut and of PutMany when a lot are under
-	// way: the many do not keep a single one waiting.
-	one, many window
+	// Writes are held back while a lot are under way: those of StartPut that take a
+	// key that holds nothing, its others, and those of PutMany, each kind by itself,
+	// so that none of them keeps the others waiting.
+	taking, changing, many *window
 	// group batches writes if it is set and the bucket allows it (atomic).
 	group  *committer
 	atomic atomic.Bool
 }
 
-// atOnce is how many writes are under way in a window: enough to keep a server busy,
-// and few enough that a slow one stores all of them within tryTimeout.
-const atOnce = 1024
-
 func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
-	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c, one: window{free: atOnce}, many: window{free: atOnce}}
+	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c, taking: newWindow(), changing: newWindow(), many: newWindow()}
 	switch {
 	case domain != "" && apiPrefix != "":
 		return nil, errors.New("a JetStream domain and an API prefix exclude each other")
@@ -232,43 +229,42 @@ func decodeEntry(key string, seq uint64, at time.Time, hdr nats.Header, data []b
 
 // StartPut implements Store.
 func (j *js) StartPut(w *Write, deadline time.Time, done func(uint64, error)) {
-	if j.group != nil && j.atomic.Load() {
+	line := j.changing
+	switch {
+	case j.group != nil && j.atomic.Load():
 		j.group.start(w, tryTime(deadline), done)
 		return
+	case w.Event == Expired: // a few at a time, and soon or not at all
+		j.startOne(w, tryTime(deadline), done)
+		return
+	case w.Expect == 0:
+		line = j.taking
 	}
-	by := sendBy(deadline)
-	j.one.enter(1, func(int, int) {
-		begun := func(rev uint64, err error) {
-			defer j.one.leave()
+	line.enter(1, sendBy(deadline), func(int, int) {
+		began := time.Now()
+		j.startOne(w, tryTime(deadline), func(rev uint64, err error) {
+			defer line.leave(began, err)
 			done(rev, err)
-		}
-		if time.Now().After(by) {
-			begun(0, notStored(errTooLate))
-			return
-		}
-		j.startOne(w, tryTime(deadline), begun)
-	})
+		})
+	}, func(int, int) { done(0, notStored(errTooLate)) })
 }
 
 // PutMany implements Store.
 func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
-	by := sendBy(deadline)
 	start := j.startEach
 	if j.group != nil && j.atomic.Load() {
 		start = j.group.startMany
 	}
 	return awaitAll(len(ws), func(done func(int, uint64, error)) {
-		j.many.enter(len(ws), func(from, to int) {
-			begun := func(i int, rev uint64, err error) {
-				defer j.many.leave()
+		j.many.enter(len(ws), sendBy(deadline), func(from, to int) {
+			began := time.Now()
+			start(ws[from:to], tryTime(deadline), func(i int, rev uint64, err error) {
+				defer j.many.leave(began, err)
 				done(from+i, rev, err)
-			}
-			if !time.Now().After(by) {
-				start(ws[from:to], tryTime(deadline), begun)
-				return
-			}
-			for i := range to - from {
-				begun(i, 0, notStored(errTooLate))
+			})
+		}, func(from, to int) {
+			for i := from; i < to; i++ {
+				done(i, 0, notStored(errTooLate))
 			}
 		})
 	})
@@ -276,7 +272,7 @@ func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
 
 // queued is how many writes wait for their turn.
 func (j *js) queued() int {
-	n := j.one.queued() + j.many.queued()
+	n := j.taking.queued() + j.changing.queued() + j.many.queued()
 	if j.group != nil {
 		n += j.group.queued()
 	}
@@ -403,9 +399,10 @@ func lastIn(description string) *uint64 {
 // tryTime is how long one request of a call may take that has until deadline.
 func tryTime(deadline time.Time) time.Duration { return min(tryTimeout, time.Until(deadline)) }
 
-// sendBy is until when a write may wait for its turn, from now on.
+// sendBy is until when a write may wait for its turn, from now on: half of what it has
+// is for its verdict, but no more than tryTimeout and no less than a quarter of that.
 func sendBy(deadline time.Time) time.Time {
-	return deadline.Add(-min(tryTimeout, time.Until(deadline)/2))
+	return deadline.Add(-max(tryTimeout/4, min(tryTimeout, time.Until(deadline)/2)))
 }
 
 // deadlineOf is ctx's, that of one request if it has none.

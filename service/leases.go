@@ -149,8 +149,14 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 		}
 		doubt = doubt.after(err, a.w)
 		refused = append(refused, a)
-		l.obs.Conflict()
+		late, isLate := errors.AsType[*anew](err)
+		if !isLate {
+			l.obs.Conflict()
+		}
 		if err := pause(ctx, try); err != nil {
+			if isLate {
+				err = late.cause
+			}
 			return Result{}, doubt.fail(callError(ctx, err))
 		}
 	}
@@ -186,6 +192,13 @@ func (l *Leases) state(ctx context.Context, c Command, guess, whole bool) (st St
 	st, err = l.look(ctx, c, whole)
 	return st, false, err
 }
+
+// anew is the ErrConflict of a write that is certainly not stored, and whose decision
+// is too old to send it any more.
+type anew struct{ cause error }
+
+func (e *anew) Error() string   { return e.cause.Error() }
+func (e *anew) Unwrap() []error { return []error{ErrConflict, e.cause} }
 
 // lags says that d takes a key that holds nothing while the view is behind.
 func (l *Leases) lags(c Command, d Decision) bool {
@@ -437,7 +450,7 @@ type attempt struct {
 func (a *attempt) deadline(end time.Time) time.Time {
 	enough := callBudget
 	if a.w.Expect == 0 {
-		enough = tryTimeout * 3 / 2
+		enough = tryTimeout // no lease is shorter
 	}
 	if !a.w.Tombstone {
 		enough = min(enough, a.rec.TTL())
@@ -572,8 +585,12 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			if !open {
 				deadline = a.deadline(deadline)
 			}
-			rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, deadline, done) })
-			err = l.verdict(w, err)
+			if !open && try > 0 && time.Until(deadline) < tryTimeout/4 {
+				err = notStored(errTooLate) // it would most likely end as unknown
+			} else {
+				rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, deadline, done) })
+				err = l.verdict(w, err)
+			}
 		}
 		switch {
 		case err == nil:
@@ -599,16 +616,16 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			last = err
 		}
 		l.Suspect(last)
-		if !open && w.Expect == 0 && time.Since(a.sent) >= tryTimeout/2 {
-			return committed{}, ErrConflict // decide anew: the key may have held another lease
-		}
 		over := pause(ctx, try) != nil
 		if err := l.Allow(op); err != nil && !open {
 			return committed{}, err // it was deleted, say
 		}
+		if !open && w.Expect == 0 && time.Since(a.sent) >= tryTimeout/2 && whole.Err() == nil {
+			return committed{}, &anew{last} // the key may have held another lease meanwhile
+		}
 		if over {
 			if !open && whole.Err() == nil {
-				return committed{}, ErrConflict // look again and write it anew
+				return committed{}, &anew{last}
 			}
 			if open && !mutant("unknown-as-unavailable") {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}

@@ -143,9 +143,9 @@ func (s *faultyStore) StartPut(w *Write, deadline time.Time, done func(uint64, e
 
 func (s *faultyStore) put(w *Write, deadline time.Time) (uint64, error) {
 	if s.rng.n(100) < s.trouble { // many writes come before it
-		by := sendBy(deadline)
-		time.Sleep(s.rng.dur(callBudget))
-		if time.Now().After(by) {
+		by, turn := time.Until(sendBy(deadline)), s.rng.dur(callBudget)
+		time.Sleep(min(by, turn))
+		if turn > by {
 			return 0, notStored(errTooLate)
 		}
 	}

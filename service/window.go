@@ -1,41 +1,114 @@
 package service
 
-import "sync"
+import (
+	"errors"
+	"sync"
+	"time"
+)
 
-// window lets so many writes be under way at a time; those of one call come after those
-// of the calls before it. More of them would wait in the server instead, where none
-// can be taken back, and those that waited too long there would be sent a second time.
+// Bounds of a window: how many writes may be under way in it. It begins in between and
+// doubles while verdicts come soon, up to the most, which keeps any server busy; it is
+// narrower where a server is so slow that it would not tell the verdict on that many
+// within tryTimeout.
+const (
+	windowMost  = 1024
+	windowStart = 128
+	windowLeast = 16
+
+	soonVerdict = tryTimeout / 4
+	slowVerdict = tryTimeout / 2
+)
+
+// window lets a bounded number of writes be under way at a time; those of one call
+// come after those of the calls before it. More of them would wait in the server
+// instead, where none can be taken back, and those that waited too long there would
+// be sent a second time.
 type window struct {
 	mu      sync.Mutex
-	free    int
-	turns   []turn
+	turns   []*turn
 	serving bool
+
+	size  int
+	under int // way
+
+	told   int           // verdicts since size was looked at
+	took   time.Duration // until these, all together
+	halved time.Time
 }
 
-// turn is what one call has in line.
+// turn is what one call has in line: the numbers from next to n.
 type turn struct {
 	next, n int
 	begin   func(from, to int)
+	late    *time.Timer // nil while it has not had to wait
 }
 
+func newWindow() *window { return &window{size: windowStart} }
+
 // enter calls begin, now or when there is room, for the numbers from 0 to n, in pieces
-// from and before to. For each of them leave must follow, at any time.
-func (w *window) enter(n int, begin func(from, to int)) {
+// from and before to; for each of them leave must follow, at any time. For those that
+// found no room until by it calls late instead.
+func (w *window) enter(n int, by time.Time, begin, late func(from, to int)) {
 	if n == 0 {
 		return
 	}
+	t := &turn{n: n, begin: begin}
 	w.mu.Lock()
-	w.turns = append(w.turns, turn{0, n, begin})
+	w.turns = append(w.turns, t)
+	w.mu.Unlock()
+	w.serve()
+	w.mu.Lock()
+	if t.next < t.n {
+		t.late = time.AfterFunc(time.Until(by), func() {
+			w.mu.Lock()
+			from := t.next
+			t.next = t.n // serve passes over it
+			w.mu.Unlock()
+			if from < t.n {
+				late(from, t.n)
+			}
+		})
+	}
+	w.mu.Unlock()
+}
+
+// leave makes room for one, which began at that time and whose verdict was err.
+func (w *window) leave(began time.Time, err error) {
+	now := time.Now()
+	w.mu.Lock()
+	w.under--
+	w.judge(now, now.Sub(began), err)
 	w.mu.Unlock()
 	w.serve()
 }
 
-// leave makes room for one.
-func (w *window) leave() {
-	w.mu.Lock()
-	w.free++
-	w.mu.Unlock()
-	w.serve()
+// judge changes the size by what a verdict shows that took so long, each time that as
+// many as it allows were told; and halves it where one did not come at all, at most
+// once in the time in which all of them fail. w.mu is held.
+func (w *window) judge(now time.Time, took time.Duration, err error) {
+	if errors.Is(err, ErrNoVerdict) {
+		if now.Sub(w.halved) >= tryTimeout {
+			w.resize(w.size / 2)
+			w.halved = now
+		}
+		return
+	}
+	w.took += took
+	if w.told++; w.told < w.size {
+		return
+	}
+	switch mean := w.took / time.Duration(w.told); {
+	case mean < soonVerdict:
+		w.resize(w.size * 2)
+	case mean > slowVerdict:
+		w.resize(w.size - w.size/4)
+	default:
+		w.resize(w.size)
+	}
+}
+
+func (w *window) resize(n int) {
+	w.size, w.told, w.took = min(max(n, windowLeast), windowMost), 0, 0
 }
 
 // queued is how many wait.
@@ -52,22 +125,26 @@ func (w *window) queued() (n int) {
 func (w *window) serve() {
 	for {
 		w.mu.Lock()
-		if w.serving || w.free == 0 || len(w.turns) == 0 {
+		for len(w.turns) > 0 && w.turns[0].next == w.turns[0].n {
+			w.turns[0] = nil
+			w.turns = w.turns[1:]
+		}
+		room := w.size - w.under
+		if w.serving || room <= 0 || len(w.turns) == 0 {
 			w.mu.Unlock()
 			return
 		}
 		w.serving = true
-		t := &w.turns[0]
-		begin, from := t.begin, t.next
-		t.next += min(w.free, t.n-t.next)
+		t := w.turns[0]
+		from := t.next
+		t.next = min(from+room, t.n)
 		to := t.next
-		w.free -= to - from
-		if t.next == t.n {
-			w.turns[0] = turn{}
-			w.turns = w.turns[1:]
+		w.under += to - from
+		if to == t.n && t.late != nil {
+			t.late.Stop()
 		}
 		w.mu.Unlock()
-		w.let(begin, from, to)
+		w.let(t.begin, from, to)
 	}
 }
 

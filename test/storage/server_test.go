@@ -131,7 +131,7 @@ func TestServerRefusesWhatIsStored(t *testing.T) {
 	bare(t, client(t, c.Connect()), 3)
 	defer c.Heal()
 	var said []string
-	for range 8 {
+	for range 12 {
 		old := c.WaitLeader("bare")
 		silent, near := c.Servers[(old+1)%3], c.Servers[(old+2)%3]
 		writer := near.Connect()
