@@ -116,14 +116,15 @@ func (ep *endpoint) start(in incoming) (begun bool) {
 	})
 	switch {
 	case err != nil:
-		ep.fail(in, err)
+		defer ep.s.calls.Done()
 		ep.leave()
+		ep.fail(in, err)
 		return true
 	case begun:
 		ep.s.leases.Start(c, func(call *service.Call) {
 			finish := func() {
-				defer ep.leave()
-				ep.answer(in, func() (answer, error) { return leaseAnswer(call.Finish(ep.s.callCtx)) })
+				defer ep.s.calls.Done()
+				ep.answer(in, ep.leave, func() (answer, error) { return leaseAnswer(call.Finish(ep.s.callCtx)) })
 			}
 			if call.Waits() || ep.s.away.Load() {
 				ep.s.workers.run(finish)
@@ -135,18 +136,14 @@ func (ep *endpoint) start(in incoming) (begun bool) {
 	return begun
 }
 
-// leave ends a call in flight.
-func (ep *endpoint) leave() {
-	<-ep.slots
-	ep.s.calls.Done()
-}
+// leave gives a call's place in flight to another.
+func (ep *endpoint) leave() { <-ep.slots }
 
 // handle takes one request from its bytes to its reply, waiting as need be.
 func (ep *endpoint) handle(in incoming) {
 	defer ep.s.calls.Done()
-	park := sync.OnceFunc(func() { <-ep.slots }) // gives its place in flight to another
-	defer park()
-	ep.answer(in, func() (answer, error) {
+	park := sync.OnceFunc(ep.leave)
+	ep.answer(in, park, func() (answer, error) {
 		decoded, err := ep.request.Decode(in.data)
 		if err != nil {
 			return answer{}, kinds.Errorf(kinds.Invalid, "%w", err)
@@ -161,13 +158,15 @@ func (ep *endpoint) handle(in incoming) {
 	})
 }
 
-// answer replies with what f gives.
-func (ep *endpoint) answer(in incoming, f func() (answer, error)) {
+// answer replies with what f gives. The place in flight is free before, so that who
+// has the reply can send the next request.
+func (ep *endpoint) answer(in incoming, leave func(), f func() (answer, error)) {
 	var a answer
 	err := ep.s.safely(ep.Name, func() (err error) {
 		a, err = f()
 		return err
 	})
+	leave()
 	if err != nil {
 		ep.fail(in, err)
 		return
