@@ -121,7 +121,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 			// Where a deposed leader comes back, it may refuse what the new one stores,
 			// and be the first to answer.
 			for _, mine := range refused {
-				if st.Record != nil && st.Record.Nonce == mine.w.Nonce && !mutant("conflict-is-proof") {
+				if st.Record != nil && st.Record.Nonce == mine.w.Nonce && !mutant("conflict-is-proof") && !mutant("no-nonce") {
 					return l.settle(ctx, c, mine, bucket, committed{st.Revision, mine.sent, time.Now()})
 				}
 			}
