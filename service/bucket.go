@@ -201,13 +201,8 @@ const leap = 100_000
 func (k *keeper) sameBucket() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*lookTimeout+tryTimeout/4) // one that others asked for, and the next
 	defer cancel()
-	ask := func(done func(*streamInfo, error)) {
-		go func() {
-			done(caught(func() (*streamInfo, error) { return k.info(context.Background()) }))
-		}()
-	}
 	for try := 0; ; try++ {
-		si, err := within(ctx, func(done func(*streamInfo, error)) { k.same.start("", ask, done) })
+		si, err := k.same.ask(ctx, func() (*streamInfo, error) { return k.info(context.Background()) })
 		if err == nil {
 			return si.Created.UnixNano() == k.created.Load()
 		}

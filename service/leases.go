@@ -403,16 +403,11 @@ func (l *Leases) readWhole(ctx context.Context, key string) (Entry, error) {
 }
 
 func (l *Leases) head(ctx context.Context) (Head, error) {
-	ask := func(done func(Head, error)) {
-		go func() {
-			done(caught(func() (Head, error) {
-				ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
-				defer cancel()
-				return l.store.Head(ctx)
-			}))
-		}()
-	}
-	return within(ctx, func(done func(Head, error)) { l.heads.start("", ask, done) })
+	return l.heads.ask(ctx, func() (Head, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), tryTimeout)
+		defer cancel()
+		return l.store.Head(ctx)
+	})
 }
 
 // within is await for as long as one request of ctx's call may take.
@@ -585,7 +580,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			if !open {
 				deadline = a.deadline(deadline)
 			}
-			if !open && try > 0 && time.Until(deadline) < tryTimeout/4 {
+			if !open && try > 0 && time.Now().After(sendBy(deadline)) {
 				err = notStored(errTooLate) // it would most likely end as unknown
 			} else {
 				rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, deadline, done) })
@@ -620,13 +615,11 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		if err := l.Allow(op); err != nil && !open {
 			return committed{}, err // it was deleted, say
 		}
-		if !open && w.Expect == 0 && time.Since(a.sent) >= tryTimeout/2 && whole.Err() == nil {
-			return committed{}, &anew{last} // the key may have held another lease meanwhile
+		stale := w.Expect == 0 && time.Since(a.sent) >= tryTimeout/2 // the key may have held another lease meanwhile
+		if !open && (over || stale) && whole.Err() == nil {
+			return committed{}, &anew{last}
 		}
 		if over {
-			if !open && whole.Err() == nil {
-				return committed{}, &anew{last}
-			}
 			if open && !mutant("unknown-as-unavailable") {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
 			}

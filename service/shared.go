@@ -1,6 +1,9 @@
 package service
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // shared lets callers that want the same answer at the same time share one
 // request, on the condition that the request began after they asked: a caller
@@ -48,4 +51,12 @@ func (s *shared[T]) fly(key string, begin func(done func(T, error)), waiting ...
 			done(v, err)
 		}
 	})
+}
+
+// ask is start for who can wait, with a request that blocks and is the only one of s.
+func (s *shared[T]) ask(ctx context.Context, request func() (T, error)) (T, error) {
+	begin := func(done func(T, error)) {
+		go func() { done(caught(request)) }()
+	}
+	return within(ctx, func(done func(T, error)) { s.start("", begin, done) })
 }

@@ -54,10 +54,9 @@ func (w *window) enter(n int, by time.Time, begin, late func(from, to int)) {
 	}
 	t := &turn{n: n, begin: begin}
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.turns = append(w.turns, t)
-	w.mu.Unlock()
 	w.serve()
-	w.mu.Lock()
 	if t.next < t.n {
 		t.late = time.AfterFunc(time.Until(by), func() {
 			w.mu.Lock()
@@ -69,16 +68,15 @@ func (w *window) enter(n int, by time.Time, begin, late func(from, to int)) {
 			}
 		})
 	}
-	w.mu.Unlock()
 }
 
 // leave makes room for one, which began at that time and whose verdict was err.
 func (w *window) leave(began time.Time, err error) {
 	now := time.Now()
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.under--
 	w.judge(now, now.Sub(began), err)
-	w.mu.Unlock()
 	w.serve()
 }
 
@@ -121,39 +119,38 @@ func (w *window) queued() (n int) {
 	return n
 }
 
-// serve lets in as many as there is room for, on one goroutine at a time.
+// serve lets in as many as there is room for, on one goroutine at a time; who enters or
+// leaves meanwhile is seen to by that one. w.mu is held, but not while they begin.
 func (w *window) serve() {
-	for {
-		w.mu.Lock()
-		for len(w.turns) > 0 && w.turns[0].next == w.turns[0].n {
+	if w.serving {
+		return
+	}
+	w.serving = true
+	defer func() { w.serving = false }()
+	for len(w.turns) > 0 {
+		t := w.turns[0]
+		if t.next == t.n {
 			w.turns[0] = nil
 			w.turns = w.turns[1:]
+			continue
 		}
 		room := w.size - w.under
-		if w.serving || room <= 0 || len(w.turns) == 0 {
-			w.mu.Unlock()
+		if room <= 0 {
 			return
 		}
-		w.serving = true
-		t := w.turns[0]
 		from := t.next
 		t.next = min(from+room, t.n)
-		to := t.next
-		w.under += to - from
-		if to == t.n && t.late != nil {
+		w.under += t.next - from
+		if t.next == t.n && t.late != nil {
 			t.late.Stop()
 		}
-		w.mu.Unlock()
-		w.let(t.begin, from, to)
+		w.let(t.begin, from, t.next)
 	}
 }
 
-// let calls begin; who leaves meanwhile is seen to afterwards.
+// let calls begin without w.mu.
 func (w *window) let(begin func(from, to int), from, to int) {
-	defer func() {
-		w.mu.Lock()
-		w.serving = false
-		w.mu.Unlock()
-	}()
+	w.mu.Unlock()
+	defer w.mu.Lock()
 	begin(from, to)
 }

@@ -70,12 +70,8 @@ const bigHeap = 96 << 20 // bytes
 // bytes; now is the number so far. A call is a chain of short pieces of work: each CPU
 // more is woken for the next piece and mostly finds it done (ADR 0010).
 func procsFor(live uint64, all, now int) int {
-	half := (all + 1) / 2
-	switch {
-	case live > bigHeap:
-		return all
-	case live > bigHeap*3/4 && now == all:
+	if live > bigHeap || live > bigHeap*3/4 && now == all {
 		return all
 	}
-	return half
+	return (all + 1) / 2
 }

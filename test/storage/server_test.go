@@ -54,6 +54,29 @@ func put(t *testing.T, js jetstream.JetStream, key, value, ttl string) {
 	}
 }
 
+// three is a cluster with the stream on all of it, healed in the end.
+func three(t *testing.T) *testnats.Nodes {
+	t.Helper()
+	c := testnats.Cluster(t, 3)
+	t.Cleanup(c.Heal)
+	bare(t, client(t, c.Connect()), 3)
+	return c
+}
+
+// succeed waits until a new leader has stored value for the key k, and says as what.
+func succeed(t *testing.T, nc *nats.Conn, value string) (sequence uint64) {
+	t.Helper()
+	js := client(t, nc, jetstream.WithDefaultTimeout(200*time.Millisecond))
+	testnats.Eventually(t, 60*time.Second, func() bool {
+		ack, err := js.PublishMsg(t.Context(), message("k", value, "60s"), jetstream.WithRetryAttempts(0))
+		if err == nil {
+			sequence = ack.Sequence
+		}
+		return err == nil
+	}, "no new leader took the write")
+	return sequence
+}
+
 // shown is what a read of the key k shows, "" for nothing.
 func shown(t *testing.T, js jetstream.JetStream) string {
 	t.Helper()
@@ -99,19 +122,14 @@ func TestServerShowsWhatWasReplaced(t *testing.T) {
 // some ten seconds, about when the others elect, so it takes a few tries to see it.
 func TestServerReadsFromADeposedLeader(t *testing.T) {
 	t.Parallel()
-	c := testnats.Cluster(t, 3)
-	bare(t, client(t, c.Connect()), 3)
-	defer c.Heal()
+	c := three(t)
 	for range 8 {
 		leader := c.WaitLeader("bare")
 		before := client(t, c.Servers[leader].Connect())
-		after := client(t, c.Servers[(leader+1)%3].Connect(), jetstream.WithDefaultTimeout(200*time.Millisecond))
+		after := c.Servers[(leader+1)%3].Connect()
 		put(t, before, "k", "old", "60s")
 		c.Isolate(leader, testnats.Stall)
-		testnats.Eventually(t, 60*time.Second, func() bool {
-			_, err := after.PublishMsg(t.Context(), message("k", "new", "60s"), jetstream.WithRetryAttempts(0))
-			return err == nil
-		}, "no new leader took the write")
+		succeed(t, after, "new")
 		if shown(t, before) == "old" {
 			return
 		}
@@ -127,9 +145,7 @@ func TestServerReadsFromADeposedLeader(t *testing.T) {
 // sends is lost to it; that takes a few tries, as above.
 func TestServerRefusesWhatIsStored(t *testing.T) {
 	t.Parallel()
-	c := testnats.Cluster(t, 3)
-	bare(t, client(t, c.Connect()), 3)
-	defer c.Heal()
+	c := three(t)
 	var said []string
 	for range 12 {
 		old := c.WaitLeader("bare")
@@ -139,19 +155,12 @@ func TestServerRefusesWhatIsStored(t *testing.T) {
 		inbox := nats.NewInbox()
 		// What the old leader answers stays at its own clients for now.
 		toWriter, toNeighbour := subscribe(t, writer, inbox), subscribe(t, c.Servers[old].Connect(), inbox)
-		after := client(t, silent.Connect(), jetstream.WithDefaultTimeout(200*time.Millisecond))
+		after := silent.Connect()
 
 		c.Block(old, (old+1)%3, testnats.Stall)
 		c.Block(old, (old+2)%3, testnats.Stall)
 		c.Block((old+1)%3, old, testnats.Stall)
-		var last uint64
-		testnats.Eventually(t, 60*time.Second, func() bool {
-			ack, err := after.PublishMsg(t.Context(), message("k", "new", "60s"), jetstream.WithRetryAttempts(0))
-			if err == nil {
-				last = ack.Sequence
-			}
-			return err == nil
-		}, "no new leader took the write")
+		last := succeed(t, after, "new")
 		m := message("k", "newer", "60s")
 		m.Header.Set("Nats-Expected-Last-Subject-Sequence", strconv.FormatUint(last, 10))
 		m.Reply = inbox
@@ -173,9 +182,7 @@ func TestServerRefusesWhatIsStored(t *testing.T) {
 // subscriber after what its successor stored.
 func TestServerRepublishesLate(t *testing.T) {
 	t.Parallel()
-	c := testnats.Cluster(t, 3)
-	bare(t, client(t, c.Connect()), 3)
-	defer c.Heal()
+	c := three(t)
 	old := c.WaitLeader("bare")
 	far := c.Servers[(old+1)%3].Connect()
 	events := subscribe(t, far, "told.k")
@@ -184,11 +191,7 @@ func TestServerRepublishesLate(t *testing.T) {
 	c.Block(old, (old+1)%3, testnats.Stall)
 	put(t, client(t, c.Servers[old].Connect()), "k", "first", "60s") // the third server agreed
 	c.Isolate(old, testnats.Stall)
-	js := client(t, far, jetstream.WithDefaultTimeout(200*time.Millisecond))
-	testnats.Eventually(t, 60*time.Second, func() bool {
-		_, err := js.PublishMsg(t.Context(), message("k", "second", "60s"), jetstream.WithRetryAttempts(0))
-		return err == nil
-	}, "no new leader took the write")
+	succeed(t, far, "second")
 	before := next(t, events)
 	c.Heal()
 	if after := next(t, events); before != "second" || after != "first" {
