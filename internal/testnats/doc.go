@@ -8,8 +8,6 @@ package testnats
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"testing"
 	"time"
 )
@@ -31,19 +29,3 @@ func Eventually(t testing.TB, within time.Duration, cond func() bool, what ...an
 type Lazy func() string
 
 func (l Lazy) String() string { return l() }
-
-// FreePort finds a port of 127.0.0.1 that nobody listens on. It lies below the range from which
-// the kernel gives ports to outgoing connections, so it stays free while a server on it restarts.
-func FreePort(t testing.TB) int {
-	t.Helper()
-	for range 100 {
-		port := 10000 + rand.IntN(22000)
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			ln.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port between 10000 and 32000")
-	return 0
-}
