@@ -290,21 +290,20 @@ func TestViewIsNoTruth(t *testing.T) {
 	}
 	// Another instance frees the key, and its message is not here yet: the view
 	// is put back to what it was.
-	sh := i.view.shard("k")
-	shown := func() item {
-		sh.mu.Lock()
+	shown := func() (item, Entry) {
+		sh, it := i.view.lock("k")
 		defer sh.mu.Unlock()
-		return *sh.items["k"]
+		return it.item, sh.entry("k", it)
 	}
-	before := shown()
-	e := before.entry("k")
+	before, e := shown()
 	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)})
 	if _, err := await(func(done func(uint64, error)) { i.js.StartPut(a.w, time.Now().Add(tryTimeout), done) }); err != nil {
 		t.Fatal(err)
 	}
-	testnats.Eventually(t, 5*time.Second, func() bool { return shown().rev != res.Lease.Revision }, "the view does not see the release")
-	sh.mu.Lock()
-	sh.items["k"] = &before
+	testnats.Eventually(t, 5*time.Second, func() bool { after, _ := shown(); return after.rev != res.Lease.Revision }, "the view does not see the release")
+	sh, it := i.view.lock("k")
+	it.item = before
+	sh.describe(it, e.Record.Holder, e.Record.Meta)
 	sh.mu.Unlock()
 	if owner, err := i.Owner(ctx, "k"); err != nil || owner.Lease.Holder != "" {
 		t.Errorf("owner says %+v %v of a free key", owner, err)

@@ -390,7 +390,8 @@ func (l *Leases) prior(c Command) *Entry {
 // startRead and head share one request to the leader among callers that ask at the
 // same time; the request begins after each of them asked.
 func (l *Leases) startRead(key string, done func(Entry, error)) {
-	l.reads[l.view.index(key)].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, l.view.known, done) }, done)
+	shard, _ := l.view.place(key)
+	l.reads[shard].start(key, func(done func(Entry, error)) { l.store.StartGet(key, tryTimeout, l.view.known, done) }, done)
 }
 
 func (l *Leases) read(ctx context.Context, key string) (Entry, error) {

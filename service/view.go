@@ -1,9 +1,9 @@
 package service
 
 import (
+	"bytes"
 	"container/heap"
 	"hash/maphash"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -41,35 +41,36 @@ type view struct {
 	shards [64]shard
 }
 
+// shard is what is known of some keys, and when something is to be done about each.
 type shard struct {
-	mu    sync.Mutex
-	items map[string]*item
-	most  int // items there were since the map was made
-	due   dueHeap
+	mu sync.Mutex
+	table
+	due dueHeap
 }
 
-// drop forgets a key.
-func (s *shard) drop(key string) {
-	delete(s.items, key)
-	s.items = shrink(s.items, &s.most)
-}
-
-// shrink makes m anew when it holds far less than the most it held: a map keeps
-// the room it once needed. The deletions before have paid for the copy.
-func shrink[K comparable, V any](m map[K]V, most *int) map[K]V {
-	if *most < 64 || len(m) > *most/8 {
-		return m
+// shrink makes the shard anew when it holds far less than the most it held: tables
+// and heaps keep the room they once needed. The removals before have paid for the
+// copy. The numbers of slots change.
+func (s *shard) shrink() {
+	if !roomy(s.items, s.most) {
+		return
 	}
-	small := make(map[K]V, len(m))
-	maps.Copy(small, m)
-	*most = len(m)
-	return small
+	old := s.table
+	s.table, s.due = table{seed: old.seed}, nil
+	for _, it := range old.all() {
+		key := string(old.key(it))
+		n, to := s.add(maphash.String(s.seed, key), key, string(old.holder(it)), string(old.meta(it)))
+		to.item = it.item
+		s.due = append(s.due, dueItem{it.sched, n})
+	}
+	heap.Init(&s.due)
 }
 
-// item is one key's last seen revision, compact: there may be millions.
+// roomy says that what has had most elements is worth making anew for n.
+func roomy(n, most int) bool { return most >= 64 && n <= most/8 }
+
+// item is one key's last seen revision, compact and without pointers: there may be millions.
 type item struct {
-	holder   string
-	meta     *string // nil: none
 	rev      uint64
 	ended    uint64 // tombstones: the revision that ended
 	at       int64  // message time, ns on the server's clock; upper bound unless exact
@@ -103,20 +104,17 @@ func (i *item) is(f uint8) bool { return i.flags&f != 0 }
 
 func (i *item) isLease() bool { return i.flags&(flagTomb|flagForeign) == 0 }
 
-// entry rebuilds what a reader would have seen.
-func (i *item) entry(key string) Entry {
-	e := Entry{Key: key, Revision: i.rev, At: time.Unix(0, i.at), Tombstone: i.is(flagTomb)}
-	if i.is(flagForeign) {
+// entry rebuilds what a reader of key would have seen.
+func (s *shard) entry(key string, it *slot) Entry {
+	e := Entry{Key: key, Revision: it.rev, At: time.Unix(0, it.at), Tombstone: it.is(flagTomb)}
+	if it.is(flagForeign) {
 		e.Foreign = errForeign.Error()
 		return e
 	}
-	e.Record = &Record{V: recordVersion, Key: key, Holder: i.holder, TTLMillis: int64(i.ttl), AcquiredAt: i.acquired, WrittenAt: i.written,
-		Event: events[i.event], Revision: i.ended, Evicted: i.is(flagEvicted)}
-	if i.horizon != 0 {
-		e.Record.Horizon = i.written + Timestamp(i.horizon)
-	}
-	if i.meta != nil {
-		e.Record.Meta = *i.meta
+	e.Record = &Record{V: recordVersion, Key: key, Holder: string(s.holder(it)), TTLMillis: int64(it.ttl), AcquiredAt: it.acquired, WrittenAt: it.written,
+		Event: events[it.event], Meta: string(s.meta(it)), Revision: it.ended, Evicted: it.is(flagEvicted)}
+	if it.horizon != 0 {
+		e.Record.Horizon = it.written + Timestamp(it.horizon)
 	}
 	return e
 }
@@ -124,7 +122,7 @@ func (i *item) entry(key string) Entry {
 func newView(c *clock, changed func(key string, free bool)) *view {
 	v := &view{clock: c, start: time.Now(), seed: maphash.MakeSeed(), changed: changed}
 	for i := range v.shards {
-		v.shards[i].items = make(map[string]*item)
+		v.shards[i].seed = v.seed
 	}
 	return v
 }
@@ -132,11 +130,20 @@ func newView(c *clock, changed func(key string, free bool)) *view {
 // local is now as nanoseconds of the monotonic clock.
 func (v *view) local(now time.Time) int64 { return int64(now.Sub(v.start)) }
 
-func (v *view) index(key string) int {
-	return int(maphash.String(v.seed, key) % uint64(len(v.shards)))
+// place is the number of key's shard, and key's hash.
+func (v *view) place(key string) (shard int, hash uint64) {
+	hash = maphash.String(v.seed, key)
+	return int(hash % uint64(len(v.shards))), hash
 }
 
-func (v *view) shard(key string) *shard { return &v.shards[v.index(key)] }
+// lock locks key's shard and finds its slot in there, nil when it has none.
+func (v *view) lock(key string) (sh *shard, it *slot) {
+	i, hash := v.place(key)
+	sh = &v.shards[i]
+	sh.mu.Lock()
+	_, it = sh.find(hash, key)
+	return sh, it
+}
 
 // seen is one key's state as the view knows it.
 type seen struct {
@@ -148,37 +155,31 @@ type seen struct {
 
 // get tells what is known of key; ok is false when nothing is.
 func (v *view) get(key string, now time.Time) (s seen, ok bool) {
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	if it == nil {
 		return seen{}, false
 	}
 	live := it.isLease() && v.local(now) < it.safe
-	return seen{Entry: it.entry(key), Unbroken: it.epoch == v.epoch.Load(), Live: live, MayBePast: it.isLease() && !live}, true
+	return seen{Entry: sh.entry(key, it), Unbroken: it.epoch == v.epoch.Load(), Live: live, MayBePast: it.isLease() && !live}, true
 }
 
 // known implements Known for what a consumer has delivered; the entry lacks what a
 // view does not keep: the nonce, and how the lease before it ended.
 func (v *view) known(key string, rev uint64, at time.Time) (e Entry, ok bool) {
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	if it == nil || it.rev != rev || it.is(flagForeign) || !it.is(flagExact) || it.at != at.UnixNano() {
 		return Entry{}, false
 	}
-	return it.entry(key), true
+	return sh.entry(key, it), true
 }
 
 // left is a lower bound of what is left of key's lease, 0 when the view knows
 // of none.
 func (v *view) left(key string, now time.Time) time.Duration {
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	if it == nil || !it.isLease() {
 		return 0
 	}
@@ -218,10 +219,8 @@ func (v *view) hasSeen(key string, rev uint64, d time.Duration, now time.Time) b
 	if !v.fresh(now) || !v.heardWithin(d, now) { // before the item is looked at
 		return false
 	}
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	return it != nil && it.rev == rev && it.epoch == v.epoch.Load()
 }
 
@@ -238,10 +237,8 @@ func (v *view) noteFence(rev uint64) {
 // confirm takes over a consumer's message of a revision that is known already,
 // and reports whether it was: then nothing of its body is needed.
 func (v *view) confirm(key string, rev uint64, at time.Time, epoch uint32) bool {
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	if it == nil || it.rev < rev {
 		return false
 	}
@@ -265,14 +262,14 @@ func (i *item) another(at int64) bool { return at > i.at || i.is(flagExact) && a
 func (v *view) wrote(key string, rev uint64, rec *Record, tomb bool, ttl time.Duration, sent, acked time.Time) {
 	v.noteFence(rev)
 	_, hi := v.clock.bounds(acked)
-	it := &item{rev: rev, at: hi.UnixNano(), epoch: v.epoch.Load(), flags: flagOwn}
+	it := item{rev: rev, at: hi.UnixNano(), epoch: v.epoch.Load(), flags: flagOwn}
 	it.take(rec, tomb)
 	it.safe = v.local(sent) + int64(rec.TTL())
 	it.over = v.local(acked) + int64(rec.TTL())
 	if tomb {
 		it.over = v.local(acked) + int64(ttl)
 	}
-	v.put(key, it)
+	v.put(key, rec.Holder, rec.Meta, &it)
 }
 
 // delivered takes over a message of the bucket's consumer of the given epoch.
@@ -280,10 +277,11 @@ func (v *view) wrote(key string, rev uint64, rec *Record, tomb bool, ttl time.Du
 func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time) {
 	v.noteFence(e.Revision)
 	lo, hi := v.clock.bounds(now)
-	it := &item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch, flags: flagExact}
+	it := item{rev: e.Revision, at: e.At.UnixNano(), epoch: epoch, flags: flagExact}
+	var holder, meta string
 	if e.Record != nil {
+		holder, meta = e.Record.Holder, e.Record.Meta
 		it.take(e.Record, e.Tombstone)
-		it.holder = strings.Clone(it.holder) // not a part of the whole message's text, which would stay with it
 		ttl = max(ttl, e.Record.TTL())
 		if !e.Tombstone {
 			ttl = e.Record.TTL()
@@ -300,19 +298,15 @@ func (v *view) delivered(e Entry, ttl time.Duration, epoch uint32, now time.Time
 	end := e.At.Add(ttl)
 	it.safe = v.local(now) + int64(min(end.Sub(hi), ttl)) // the clock may have been moved since it was read
 	it.over = v.local(now) + int64(end.Sub(lo))
-	v.put(e.Key, it)
+	v.put(e.Key, holder, meta, &it)
 }
 
+// take is all of r but its texts.
 func (i *item) take(r *Record, tomb bool) {
-	i.holder, i.ended = r.Holder, r.Revision
-	i.acquired, i.written, i.ttl = r.AcquiredAt, r.WrittenAt, int32(r.TTLMillis)
+	i.ended, i.acquired, i.written, i.ttl = r.Revision, r.AcquiredAt, r.WrittenAt, int32(r.TTLMillis)
 	i.event = uint8(max(0, slices.Index(events[:], r.Event)))
 	if r.Horizon > r.WrittenAt { // one of ours is minutes later at most
 		i.horizon = int32(min(r.Horizon-r.WrittenAt, math.MaxInt32))
-	}
-	if r.Meta != "" {
-		meta := strings.Clone(r.Meta)
-		i.meta = &meta
 	}
 	if tomb {
 		i.flags |= flagTomb
@@ -322,10 +316,11 @@ func (i *item) take(r *Record, tomb bool) {
 	}
 }
 
-func (v *view) put(key string, it *item) {
-	sh := v.shard(key)
+func (v *view) put(key, holder, meta string, it *item) {
+	i, hash := v.place(key)
+	sh := &v.shards[i]
 	sh.mu.Lock()
-	old := sh.items[key]
+	n, old := sh.find(hash, key)
 	switch {
 	case old == nil:
 	case old.rev > it.rev:
@@ -359,18 +354,15 @@ func (v *view) put(key string, it *item) {
 	// back, so a renewal costs nothing here. Only an end that moved forward needs
 	// an element of its own.
 	again := old == nil || old.sched > it.next
-	if !again {
-		it.sched = old.sched
-	}
-	if old != nil {
-		*old = *it // the map and the heap go on sharing one key
-		it = old
+	if old == nil {
+		n, old = sh.add(hash, key, holder, meta)
 	} else {
-		sh.items[key] = it
-		sh.most = max(sh.most, len(sh.items))
+		it.sched = old.sched
+		sh.describe(old, holder, meta)
 	}
+	old.item = *it
 	if again {
-		sh.schedule(key, it)
+		sh.schedule(n, old)
 	}
 	free := !it.isLease()
 	sh.mu.Unlock()
@@ -393,16 +385,16 @@ func (v *view) completed(epoch uint32) {
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
-		for key, it := range sh.items {
+		for n, it := range sh.all() {
 			if it.epoch >= epoch {
 				continue
 			}
 			if it.is(flagCounted) {
 				v.held.Add(-1)
 			}
-			delete(sh.items, key)
+			sh.remove(n)
 		}
-		sh.items = shrink(sh.items, &sh.most)
+		sh.shrink()
 		sh.mu.Unlock()
 	}
 	if v.epoch.Load() == epoch {
@@ -415,7 +407,7 @@ func (v *view) forget() {
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
-		sh.items, sh.most, sh.due = make(map[string]*item), 0, nil
+		sh.table, sh.due = table{seed: v.seed}, nil
 		sh.mu.Unlock()
 	}
 	v.held.Store(0)
@@ -428,7 +420,7 @@ func (v *view) lastEnd() time.Time {
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
-		for _, it := range sh.items {
+		for _, it := range sh.all() {
 			if it.isLease() {
 				last = max(last, it.over)
 			}
@@ -446,18 +438,19 @@ func (v *view) lastEnd() time.Time {
 // are more.
 func (v *view) page(now time.Time, prefix, holder, after string, limit int) (leases []Lease, more bool) {
 	local := v.local(now)
-	top := &topKeys{}
+	top, begins := &topKeys{}, []byte(prefix)
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
-		for key, it := range sh.items {
+		for _, it := range sh.all() {
+			key := sh.key(it)
 			switch {
-			case !it.isLease(), local >= it.safe, key <= after, !strings.HasPrefix(key, prefix), holder != "" && it.holder != holder:
+			case !it.isLease(), local >= it.safe, string(key) <= after, !bytes.HasPrefix(key, begins), holder != "" && string(sh.holder(it)) != holder:
 				continue
-			case top.Len() > limit && key >= (*top)[0].Key:
+			case top.Len() > limit && string(key) >= (*top)[0].Key:
 				continue
 			}
-			e := it.entry(key)
+			e := sh.entry(string(key), it)
 			heap.Push(top, leaseOf(e.Record, e.Revision, time.Duration(it.safe-local)))
 			if top.Len() > limit+1 {
 				heap.Pop(top)
@@ -530,12 +523,12 @@ func (v *view) expire(now time.Time) (tell []ended) {
 		sh.mu.Lock()
 		for len(sh.due) > 0 && sh.due[0].at <= local {
 			d := heap.Pop(&sh.due).(dueItem)
-			it := sh.items[d.key]
-			if it == nil || it.sched != d.at {
+			it := sh.at(d.slot)
+			if it.key == 0 || it.sched != d.at {
 				continue
 			}
 			if it.next > local {
-				sh.schedule(d.key, it)
+				sh.schedule(d.slot, it)
 				continue
 			}
 			if it.is(flagCounted) {
@@ -544,7 +537,8 @@ func (v *view) expire(now time.Time) (tell []ended) {
 			}
 			switch {
 			case !it.isLease(), local > it.over+int64(tellUntil):
-				sh.drop(d.key)
+				sh.remove(d.slot)
+				sh.shrink()
 				continue
 			case it.next == it.over: // just ended
 				it.next = it.over + int64(it.tellAfter())
@@ -557,18 +551,18 @@ func (v *view) expire(now time.Time) (tell []ended) {
 			default:
 				it.flags |= flagTelling
 				it.next = local + int64(tellSpread)
-				tell = append(tell, ended{it.entry(d.key), it.horizon != 0})
+				tell = append(tell, ended{sh.entry(string(sh.key(it)), it), it.horizon != 0})
 			}
-			sh.schedule(d.key, it)
+			sh.schedule(d.slot, it)
 		}
 		sh.mu.Unlock()
 	}
 	return tell
 }
 
-func (s *shard) schedule(key string, it *item) {
+func (s *shard) schedule(n uint32, it *slot) {
 	it.sched = it.next
-	heap.Push(&s.due, dueItem{it.next, key})
+	heap.Push(&s.due, dueItem{it.sched, n})
 }
 
 func (i *item) tellAfter() time.Duration {
@@ -585,10 +579,8 @@ func (i *item) tellAfter() time.Duration {
 // told reports how writing an expired event ended: done means that there is
 // nothing left to tell.
 func (v *view) told(key string, rev uint64, done bool) {
-	sh := v.shard(key)
-	sh.mu.Lock()
+	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	it := sh.items[key]
 	if it == nil || it.rev != rev {
 		return
 	}
@@ -598,12 +590,12 @@ func (v *view) told(key string, rev uint64, done bool) {
 	}
 }
 
-// dueHeap orders keys by the local time at which something is to be done.
+// dueHeap orders slots by the local time at which something is to be done.
 type dueHeap []dueItem
 
 type dueItem struct {
-	at  int64
-	key string
+	at   int64
+	slot uint32
 }
 
 func (h dueHeap) Len() int           { return len(h) }

@@ -14,7 +14,7 @@ import (
 func TestViewRoom(t *testing.T) {
 	const (
 		leases = 200_000
-		most   = 280 // bytes
+		most   = 200 // bytes
 	)
 	live := func() uint64 {
 		runtime.GC()

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -104,6 +105,18 @@ func (w *waiters) leave(key string, p *place, keep bool) {
 		w.wakeLocked(key, l)
 	}
 	w.tidyLocked(key, l)
+}
+
+// shrink makes m anew when it holds far less than the most it held: a map keeps
+// the room it once needed. The deletions before have paid for the copy.
+func shrink[K comparable, V any](m map[K]V, most *int) map[K]V {
+	if !roomy(len(m), *most) {
+		return m
+	}
+	small := make(map[K]V, len(m))
+	maps.Copy(small, m)
+	*most = len(m)
+	return small
 }
 
 // tidyLocked drops a line that nobody stands in, at once or when the last kept

@@ -69,8 +69,7 @@ nats-server 2.11.10, 2.12.1 or newer. The two do not mix: flags of the one are
 refused with the other. A flag wins over the environment, and that over the context.
 
 Any number of processes may serve the same NATS; each call is answered by one.
-Beside a NATS that runs already, one uses half of the CPUs, unless it keeps some hundred
-thousand leases or GOMAXPROCS is set.
+Beside a NATS that runs already, one uses half of the CPUs, unless GOMAXPROCS is set.
 
 It starts without a reachable NATS too, keeps trying, and tells at /readyz:
 
@@ -257,9 +256,10 @@ func stateDir() (string, error) {
 // ends: the service, its connections, the NATS server inside, the HTTP port.
 func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
 	if p.inside == nil {
-		go tune(ctx, garbage, true)
+		halveCPUs()
+		go tune(ctx, garbage)
 	} else {
-		go tune(ctx, garbageInside, false)
+		go tune(ctx, garbageInside)
 	}
 	var rows []metrics.Endpoint
 	for _, row := range leased.Endpoints() {

@@ -26,27 +26,21 @@ const (
 	gcTolerance = 0.1
 )
 
-// tune sees to GOGC and, if halve says so, to GOMAXPROCS until ctx is done, unless
-// the environment sets them. About twice the heap of garbage may gather, but no more
-// than most.
-func tune(ctx context.Context, most uint64, halve bool) {
-	gc := os.Getenv("GOGC") == ""
-	halve = halve && os.Getenv("GOMAXPROCS") == ""
-	all := runtime.GOMAXPROCS(0)
-	percent, procs := 100, all
+// tune sees to GOGC until ctx is done, unless the environment sets it: about twice
+// the heap of garbage may gather, but no more than most.
+func tune(ctx context.Context, most uint64) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	percent := 100
 	sample := []metrics.Sample{{Name: liveHeap}}
 	tick := time.NewTicker(gcEvery)
 	defer tick.Stop()
 	for {
 		metrics.Read(sample)
-		live := sample[0].Value.Uint64()
-		if p := gcPercent(live, most); gc && math.Abs(float64(p-percent)) > gcTolerance*float64(percent) {
+		if p := gcPercent(sample[0].Value.Uint64(), most); math.Abs(float64(p-percent)) > gcTolerance*float64(percent) {
 			debug.SetGCPercent(p)
 			percent = p
-		}
-		if n := procsFor(live, all, procs); halve && n != procs {
-			runtime.GOMAXPROCS(n)
-			procs = n
 		}
 		select {
 		case <-ctx.Done():
@@ -62,16 +56,11 @@ func gcPercent(live, most uint64) int {
 	return int(min(max(100*gathers/max(live, 1), leastGC), mostGC))
 }
 
-// bigHeap is where the collector needs CPUs of its own: on half of two it would take
-// its share from the calls.
-const bigHeap = 96 << 20 // bytes
-
-// procsFor is on how many of all CPUs Go code runs at a time, with a heap of live
-// bytes; now is the number so far. A call is a chain of short pieces of work: each CPU
-// more is woken for the next piece and mostly finds it done (ADR 0010).
-func procsFor(live uint64, all, now int) int {
-	if live > bigHeap || live > bigHeap*3/4 && now == all {
-		return all
+// halveCPUs runs Go code on half of the CPUs at a time, unless the environment says
+// on how many. A call is a chain of short pieces of work: each CPU more is woken for
+// the next piece and mostly finds it done (ADR 0010).
+func halveCPUs() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS((runtime.GOMAXPROCS(0) + 1) / 2)
 	}
-	return (all + 1) / 2
 }

@@ -15,18 +15,3 @@ func TestGCPercent(t *testing.T) {
 		}
 	}
 }
-
-func TestProcs(t *testing.T) {
-	for _, c := range []struct {
-		live     uint64
-		all, now int
-		want     int
-	}{
-		{0, 1, 1, 1}, {0, 2, 2, 1}, {0, 5, 5, 3}, {50 << 20, 8, 4, 4},
-		{100 << 20, 8, 4, 8}, {80 << 20, 8, 8, 8}, {80 << 20, 8, 4, 4}, {70 << 20, 8, 8, 4}, {1 << 30, 2, 1, 2},
-	} {
-		if got := procsFor(c.live, c.all, c.now); got != c.want {
-			t.Errorf("with %d bytes live, %d of %d so far: %d, want %d", c.live, c.now, c.all, got, c.want)
-		}
-	}
-}
