@@ -97,6 +97,7 @@ func (t *table) remove(n uint32) {
 	*it = slot{link: t.free}
 	t.free = n
 	t.items--
+	t.compact()
 }
 
 // all are the slots in use. The one at hand may be removed.
@@ -161,13 +162,14 @@ func (t *table) describe(it *slot, holder, meta string) {
 	}
 	t.texts.unused += it.length()
 	t.write(it, string(t.key(it)), holder, meta)
-	if t.texts.unused > textBlock && t.texts.unused > t.texts.size/2 {
-		t.compact()
-	}
+	t.compact()
 }
 
-// compact leaves out the texts of no slot.
+// compact leaves out the texts of no slot, when they are most.
 func (t *table) compact() {
+	if t.texts.unused <= max(textBlock, t.texts.size/2) {
+		return
+	}
 	old := *t
 	t.texts = texts{}
 	for _, it := range old.all() {

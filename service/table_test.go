@@ -1,6 +1,7 @@
 package service
 
 import (
+	"container/heap"
 	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
@@ -106,6 +107,36 @@ func TestTable(t *testing.T) {
 		if keys == 40 && len(s.pages) > 10 {
 			t.Errorf("%d pages for %d items", len(s.pages), s.items)
 		}
+	}
+}
+
+// TestTableChurn: keys that come and go, each another, take no more room than those
+// that are there at a time.
+func TestTableChurn(t *testing.T) {
+	t.Parallel()
+	const at = 1000 // keys at a time
+	s := &shard{table: table{seed: maphash.MakeSeed()}}
+	name := func(i int) string { return fmt.Sprintf("key-%012d", i) }
+	for i := range 100 * at {
+		n, it := s.add(s.hash(name(i)), name(i), "holder", "")
+		it.next = int64(i)
+		s.schedule(n, it)
+		if i < at {
+			continue
+		}
+		n, _ = s.find(s.hash(name(i-at)), name(i-at))
+		s.remove(n)
+		s.shrink()
+		heap.Pop(&s.due)
+	}
+	if s.items != at {
+		t.Errorf("%d items, want %d", s.items, at)
+	}
+	if used := at * len(name(0)+"holder"); s.texts.size > 2*used+textBlock+1000 {
+		t.Errorf("%d bytes of text for %d in use", s.texts.size, used)
+	}
+	if most := at/pageSlots + 2; len(s.pages) > most || len(s.due) > at {
+		t.Errorf("%d pages and %d due, want at most %d and %d", len(s.pages), len(s.due), most, at)
 	}
 }
 
