@@ -81,23 +81,28 @@ func (t *table) add(hash uint64, key, holder, meta string) (n uint32, it *slot) 
 // remove gives slot n back.
 func (t *table) remove(n uint32) {
 	it := t.at(n)
-	hash := short(maphash.Bytes(t.seed, t.key(it)))
-	if first := t.index[hash]; first != n {
-		before := t.at(first)
-		for before.link != n {
-			before = t.at(before.link)
-		}
-		before.link = it.link
-	} else if it.link != 0 {
-		t.index[hash] = it.link
-	} else {
-		delete(t.index, hash)
-	}
+	t.unlink(short(maphash.Bytes(t.seed, t.key(it))), n)
 	t.texts.unused += it.length()
 	*it = slot{link: t.free}
 	t.free = n
 	t.items--
 	t.compact()
+}
+
+// unlink takes slot n out of the chain of its hash.
+func (t *table) unlink(hash, n uint32) {
+	after := t.at(n).link
+	if first := t.index[hash]; first != n {
+		before := t.at(first)
+		for before.link != n {
+			before = t.at(before.link)
+		}
+		before.link = after
+	} else if after != 0 {
+		t.index[hash] = after
+	} else {
+		delete(t.index, hash)
+	}
 }
 
 // all are the slots in use. The one at hand may be removed.

@@ -37,8 +37,8 @@ func TestTable(t *testing.T) {
 	text := func(most int) string { return strings.Repeat(string('a'+rune(r.IntN(26))), r.IntN(most+1)) }
 	check := func(when string) {
 		t.Helper()
-		if s.items != len(model) {
-			t.Fatalf("%s (seed %v): %d items, want %d", when, seed, s.items, len(model))
+		if s.items != len(model) || len(s.index) > s.items {
+			t.Fatalf("%s (seed %v): %d items of %d hashes, want %d", when, seed, s.items, len(s.index), len(model))
 		}
 		for key, want := range model {
 			if got, ok := s.get(key); !ok || got != want {
@@ -160,6 +160,27 @@ func TestTableCollisions(t *testing.T) {
 		t.Errorf("a key that was not added is %+v", it)
 	}
 
+	for range 20 { // in every order, with luck
+		for _, i := range rand.Perm(len(keys)) {
+			n, _ := tab.find(hash, keys[i])
+			tab.unlink(short(hash), n)
+			for j, key := range keys {
+				if _, it := tab.find(hash, key); (it == nil) != (i == j) {
+					t.Fatalf("%s was taken out of the chain: %s is %+v", keys[i], key, it)
+				}
+			}
+			tab.at(n).link = tab.index[short(hash)]
+			tab.index[short(hash)] = n
+		}
+	}
+	for _, key := range keys {
+		n, _ := tab.find(hash, key)
+		tab.unlink(short(hash), n)
+	}
+	if len(tab.index) != 0 {
+		t.Errorf("%d hashes of no key are left", len(tab.index))
+	}
+
 	// remove computes the hash, so it takes keys that collide by themselves.
 	seen := map[uint32]string{}
 	var pairs [][2]string
@@ -186,8 +207,8 @@ func TestTableCollisions(t *testing.T) {
 		}
 		n, _ = tab.find(tab.hash(stays), stays)
 		tab.remove(n)
-		if _, ok := tab.get(stays); ok || tab.index[short(tab.hash(stays))] != 0 {
-			t.Errorf("%s is still there", stays)
+		if _, ok := tab.get(stays); ok || len(tab.index) != 0 {
+			t.Errorf("%s is still there, or its hash of %d", stays, len(tab.index))
 		}
 	}
 }

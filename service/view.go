@@ -407,10 +407,14 @@ func (v *view) forget() {
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
+		for _, it := range sh.all() {
+			if it.is(flagCounted) {
+				v.held.Add(-1)
+			}
+		}
 		sh.table, sh.due = table{seed: v.seed}, nil
 		sh.mu.Unlock()
 	}
-	v.held.Store(0)
 }
 
 // lastEnd is the local time at which the last known lease is over, the zero
@@ -606,7 +610,6 @@ func (h *dueHeap) Pop() any {
 	old := *h
 	n := len(old) - 1
 	x := old[n]
-	old[n] = dueItem{}
 	*h = old[:n]
 	if cap(old) >= 64 && n <= cap(old)/4 { // as with the map
 		*h = append(make(dueHeap, 0, cap(old)/2), old[:n]...)

@@ -39,6 +39,42 @@ func TestViewRoom(t *testing.T) {
 	runtime.KeepAlive(v)
 }
 
+// TestViewGivesRoomBack: what was known of leases takes no room when they are over, or
+// when a new consumer does not show them.
+func TestViewGivesRoomBack(t *testing.T) {
+	const leases = 50_000
+	for how, over := range map[string]func(v *view, now time.Time){
+		"over": func(v *view, now time.Time) {
+			for _, later := range []time.Duration{2, 3, 60} {
+				v.expire(now.Add(later * time.Second))
+			}
+		},
+		"not shown": func(v *view, _ time.Time) { v.completed(v.restart()) },
+		"forgotten": func(v *view, _ time.Time) { v.forget() },
+	} {
+		t.Run(how, func(t *testing.T) {
+			v, now := newView(&clock{}, nil), time.Now()
+			for i := range leases {
+				r := &Record{V: recordVersion, Key: fmt.Sprintf("key-%d", i), Holder: "holder", TTLMillis: 1000, AcquiredAt: 1, WrittenAt: 1, Event: Acquired}
+				v.wrote(r.Key, uint64(i+1), r, false, time.Second, now, now)
+			}
+			if got := v.held.Load(); got != leases {
+				t.Errorf("%d held, want %d", got, leases)
+			}
+			over(v, now)
+			if got := v.held.Load(); got != 0 {
+				t.Errorf("%d held when all is over", got)
+			}
+			for i := range v.shards {
+				sh := &v.shards[i]
+				if sh.items != 0 || len(sh.pages) > 1 || sh.texts.size > 2*textBlock || len(sh.due) > 64 || len(sh.index) != 0 {
+					t.Fatalf("a shard of %d has %d items, %d hashes, %d pages, %d bytes of text and %d due", leases/len(v.shards), sh.items, len(sh.index), len(sh.pages), sh.texts.size, len(sh.due))
+				}
+			}
+		})
+	}
+}
+
 // TestKnown: the view gives for a delivered message what a read of it shows, but
 // for what it does not keep, and nothing for a message of the same revision from
 // another time, or one that was not delivered.

@@ -107,18 +107,6 @@ func (w *waiters) leave(key string, p *place, keep bool) {
 	w.tidyLocked(key, l)
 }
 
-// shrink makes m anew when it holds far less than the most it held: a map keeps
-// the room it once needed. The deletions before have paid for the copy.
-func shrink[K comparable, V any](m map[K]V, most *int) map[K]V {
-	if !roomy(len(m), *most) {
-		return m
-	}
-	small := make(map[K]V, len(m))
-	maps.Copy(small, m)
-	*most = len(m)
-	return small
-}
-
 // tidyLocked drops a line that nobody stands in, at once or when the last kept
 // place is lost.
 func (w *waiters) tidyLocked(key string, l *line) {
@@ -128,7 +116,9 @@ func (w *waiters) tidyLocked(key string, l *line) {
 			l.timer.Stop()
 		}
 		delete(w.lines, key)
-		w.lines = shrink(w.lines, &w.most)
+		if roomy(len(w.lines), w.most) { // a map keeps the room it once needed
+			w.lines, w.most = maps.Collect(maps.All(w.lines)), len(w.lines)
+		}
 		return
 	}
 	if l.next() == nil { // only kept places

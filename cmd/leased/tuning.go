@@ -60,7 +60,7 @@ func gcPercent(live, most uint64) int {
 // on how many. A call is a chain of short pieces of work: each CPU more is woken for
 // the next piece and mostly finds it done (ADR 0010).
 func halveCPUs() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS((runtime.GOMAXPROCS(0) + 1) / 2)
+	if all := runtime.GOMAXPROCS(0); all > 1 && os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS((all + 1) / 2)
 	}
 }
