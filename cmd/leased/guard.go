@@ -148,10 +148,12 @@ func (g *guard) run(control io.Reader, command []string, foreground bool) {
 		for lines.Scan() {
 			g.obey(lines.Text())
 		}
-		g.kill(syscall.SIGKILL) // the wrapper is gone
+		// The wrapper is gone. That is known before the command ends of it, for who
+		// sees it end asks then.
 		g.mu.Lock()
 		g.endAt, g.orphan = 1, true
 		g.mu.Unlock()
+		g.kill(syscall.SIGKILL)
 		g.stir()
 	}()
 
@@ -167,7 +169,10 @@ func (g *guard) run(control io.Reader, command []string, foreground bool) {
 	g.say("exit %d", <-ended)
 	g.finish()
 	g.say("gone")
-	if g.orphan { // nobody else is left to tidy up
+	g.mu.Lock()
+	orphan := g.orphan
+	g.mu.Unlock()
+	if orphan { // nobody else is left to tidy up
 		file := os.Getenv("LEASE_FILE")
 		_ = os.Remove(file)
 		_ = os.Remove(filepath.Dir(file))
