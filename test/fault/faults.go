@@ -630,6 +630,18 @@ func injectUpgrade(ctx context.Context, e *Env) (did int, err error) {
 	return did, nil
 }
 
+// lag keeps what the leader stores from a follower, not for so long that the follower
+// stands for election.
+func (e *Env) lag() error {
+	leader := e.leader()
+	follower := (leader + 1 + e.Rng.IntN(2)) % 3
+	defer e.Fault("a follower lags", Window{})()
+	e.Cluster.Block(leader, follower, testnats.Stall)
+	defer e.Cluster.Heal()
+	time.Sleep(e.between(time.Second, 2*time.Second))
+	return nil
+}
+
 // injectMix is a seeded mix, a quarter of its time without faults.
 func injectMix(ctx context.Context, e *Env) (int, error) {
 	return every(ctx, e, 3*time.Second, func() error {

@@ -24,7 +24,7 @@ var Mutants = []Mutant{
 	{"renew-any-revision", "a renewal does not look at the revision", "F0", R1, 15 * time.Second, []string{"I6"}, nil},
 	{"release-unconditional", "a release is written without a condition", "F0", R1, 4 * time.Second, []string{"I8"}, nil},
 	{"forward-resend", "a forward is sent again after a silence", "F0", R1, 10 * time.Second, []string{"I13"}, nil},
-	{"direct-get", "reads are answered by any replica", "F11", R3, 20 * time.Second, []string{"I1", "I4", "I5", "I12", "I13"}, nil},
+	{"direct-get", "reads are answered by any replica", "F9", R3, 20 * time.Second, []string{"I1", "I4", "I5", "I12", "I13"}, (*Env).lag},
 	{"message-id", "writes carry a message id for the server to drop repeats", "F0", R1, 4 * time.Second, []string{"I8"}, nil},
 	{"in-flight-denied", "a write in flight is taken for a lease that is held", "F0", R3, 15 * time.Second, []string{"I1", "I12"}, nil},
 	{"markers", "the server writes a marker when a lease runs out", "F0", R3, 8 * time.Second, []string{"I8"}, nil},
