@@ -121,9 +121,13 @@ func (g *guard) say(format string, args ...any) {
 
 func (g *guard) run(control io.Reader, command []string, foreground bool) {
 	lines := bufio.NewScanner(control)
-	if !lines.Scan() || !g.obey(lines.Text()) || g.late() {
-		g.say("failed %d the lease was over before the command was started", exitLost)
-		return
+	// A guard that was slow to start may have missed renewals: they are in the pipe, or
+	// the end of the lease is.
+	for late := true; late; late = g.late() {
+		if !lines.Scan() || !g.obey(lines.Text()) || g.endAt != 0 {
+			g.say("failed %d the lease was over before the command was started", exitLost)
+			return
+		}
 	}
 	becomeReaper()
 	// The kernel kills the child when the thread that started it ends.
