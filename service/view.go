@@ -347,8 +347,8 @@ func (v *view) put(key, holder, meta string, it *item) {
 		if old == nil || !old.is(flagCounted) {
 			v.held.Add(1)
 		}
-	} else if old != nil && old.is(flagCounted) {
-		v.held.Add(-1)
+	} else if old != nil {
+		v.uncount(&old.item)
 	}
 	// One heap element stands for a key; when it comes up too early it is put
 	// back, so a renewal costs nothing here. Only an end that moved forward needs
@@ -371,6 +371,15 @@ func (v *view) put(key, holder, meta string, it *item) {
 	}
 }
 
+// uncount takes i off the leases that are held, if it is one of them. Its shard is
+// locked.
+func (v *view) uncount(i *item) {
+	if i.is(flagCounted) {
+		i.flags &^= flagCounted
+		v.held.Add(-1)
+	}
+}
+
 // restart begins a new epoch: the consumer is gone and what follows may have
 // been missed. It returns the epoch of the next consumer.
 func (v *view) restart() uint32 {
@@ -389,9 +398,7 @@ func (v *view) completed(epoch uint32) {
 			if it.epoch >= epoch {
 				continue
 			}
-			if it.is(flagCounted) {
-				v.held.Add(-1)
-			}
+			v.uncount(&it.item)
 			sh.remove(n)
 		}
 		sh.shrink()
@@ -408,9 +415,7 @@ func (v *view) forget() {
 		sh := &v.shards[i]
 		sh.mu.Lock()
 		for _, it := range sh.all() {
-			if it.is(flagCounted) {
-				v.held.Add(-1)
-			}
+			v.uncount(&it.item)
 		}
 		sh.table, sh.due = table{seed: v.seed}, nil
 		sh.mu.Unlock()
@@ -535,10 +540,7 @@ func (v *view) expire(now time.Time) (tell []ended) {
 				sh.schedule(d.slot, it)
 				continue
 			}
-			if it.is(flagCounted) {
-				it.flags &^= flagCounted
-				v.held.Add(-1)
-			}
+			v.uncount(&it.item)
 			switch {
 			case !it.isLease(), local > it.over+int64(tellUntil):
 				sh.remove(d.slot)

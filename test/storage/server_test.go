@@ -188,6 +188,7 @@ func TestServerRepublishesLate(t *testing.T) {
 		old := c.WaitLeader("bare")
 		far := c.Servers[(old+1)%3].Connect()
 		events := subscribe(t, far, "told.k")
+		c.WaitReady() // and all know of the subscription
 
 		c.Block(old, (old+1)%3, testnats.Stall)
 		put(t, client(t, c.Servers[old].Connect()), "k", "first", "60s") // the third server agreed
