@@ -81,7 +81,7 @@ func TestMedian(t *testing.T) {
 func TestRatiosPairRounds(t *testing.T) {
 	// The machine was twice as fast in round 1, which must not show.
 	got := ratios(map[int]float64{0: 50, 1: 100, 3: 7}, map[int]float64{0: 100, 1: 200, 2: 300, 3: 0})
-	if diff := cmp.Diff([]float64{0.5, 0.5}, got); diff != "" {
+	if diff := cmp.Diff(map[int]float64{0: 0.5, 1: 0.5}, got); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -210,6 +210,33 @@ func TestRows(t *testing.T) {
 	}
 	if rows[2].Base != "proxy" || rows[2].OpsRatio != 0 {
 		t.Errorf("a row without its yardstick: %+v", rows[2])
+	}
+}
+
+// Workloads of a group come in turns; each has rows of its own, beside those of
+// the first.
+func TestRowsOfAGroup(t *testing.T) {
+	r := &report{Cells: []cell{
+		{Topology: "r1", Workload: "renew1k", Callers: 64, Target: "raw", Round: 0, OpsPerSec: 100},
+		{Topology: "r1", Workload: "renew100k", Callers: 64, Target: "raw", Round: 0, OpsPerSec: 80},
+		{Topology: "r1", Workload: "renew1k", Callers: 64, Target: "leased", Round: 0, OpsPerSec: 50},
+		{Topology: "r1", Workload: "renew100k", Callers: 64, Target: "leased", Round: 0, OpsPerSec: 30},
+		{Topology: "r1", Workload: "renew100k", Callers: 64, Target: "leased", Round: 1, OpsPerSec: 35},
+		{Topology: "r1", Workload: "owner", Callers: 64, Target: "raw", Round: 0, OpsPerSec: 5},
+	}}
+	rows := r.rows()
+	var order []string
+	for _, x := range rows {
+		order = append(order, x.Workload+" "+x.Target)
+	}
+	if diff := cmp.Diff([]string{"renew1k raw", "renew1k leased", "renew100k raw", "renew100k leased", "owner raw"}, order); diff != "" {
+		t.Fatal(diff)
+	}
+	if x := rows[3]; x.Beside != "renew1k" || x.OpsBeside != 0.6 || x.OpsRatioBeside != 0.75 {
+		t.Errorf("got %+v, want 30/50 and (30/80)/(50/100) of the one round that all have", x)
+	}
+	if rows[1].Beside != "" || rows[4].Beside != "" {
+		t.Errorf("the first of a group, and one without a group, stand beside none: %+v, %+v", rows[1], rows[4])
 	}
 }
 

@@ -8,7 +8,8 @@
 // inside, and etcd and redis where they are installed. In each workload the
 // contestants take turns round by round, each on servers of its own that idle
 // meanwhile, and what is told are medians over the rounds and ratios to raw
-// within a round.
+// within a round. Renewals over few and over many held leases take turns with each
+// other too, so that one can be told as a ratio to the other.
 //
 //	go run ./test/bench                                   # all but 1M leases
 //	go run ./test/bench -topologies r1 -workloads cycle -targets raw,leased -c 64
@@ -174,24 +175,42 @@ func bench(ctx context.Context, opts options) (*report, error) {
 	return rep, nil
 }
 
+// A lane is a contestant in one workload.
+type lane struct {
+	workload workload
+	run      *run
+	unit     func(context.Context, *worker) error
+}
+
 // benchTopology starts the contestants that have work here and lets them take
-// turns in one workload after the other.
+// turns in one workload, or group of workloads, after the other.
 func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
-	var todo []workload
+	var todo [][]workload
 	for _, w := range workloads() {
-		if slices.Contains(e.opts.workloads, w.name) {
-			if slices.Contains(heavy, w.name) {
-				w.held = e.opts.held
-			}
-			todo = append(todo, w)
+		if !slices.Contains(e.opts.workloads, w.name) {
+			continue
+		}
+		if slices.Contains(heavy, w.name) {
+			w.held = e.opts.held
+		}
+		if last := len(todo) - 1; last >= 0 && w.group != "" && w.group == todo[last][0].group {
+			todo[last] = append(todo[last], w)
+		} else {
+			todo = append(todo, []workload{w})
 		}
 	}
-	var runs []*run
-	defer func() {
-		for _, r := range runs {
-			r.system.close()
+	runs, end := startAll(ctx, e, t, rep, slices.Concat(todo...))
+	defer end()
+	for _, group := range todo {
+		if err := benchGroup(ctx, e, t, group, runs, rep); err != nil {
+			return err
 		}
-	}()
+	}
+	return nil
+}
+
+// startAll starts the contestants that one of todo has; end stops them.
+func startAll(ctx context.Context, e *env, t topology, rep *report, todo []workload) (runs []*run, end func()) {
 	for _, target := range targets() {
 		needed := slices.ContainsFunc(todo, func(w workload) bool { return w.has(target) })
 		if !slices.Contains(e.opts.targets, target.name) || !slices.Contains(target.topologies, t.name) || !needed {
@@ -210,18 +229,11 @@ func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
 		}
 		runs = append(runs, &run{env: e, target: target, system: system})
 	}
-	for _, w := range todo {
-		callers := w.callers
-		if callers == nil {
-			callers = e.opts.callers
-		}
-		for _, c := range callers {
-			if err := benchWorkload(ctx, e, t, w, c, runs, rep); err != nil {
-				return err
-			}
+	return runs, func() {
+		for _, r := range runs {
+			r.system.close()
 		}
 	}
-	return nil
 }
 
 func (w workload) has(t target) bool {
@@ -231,9 +243,39 @@ func (w workload) has(t target) bool {
 	return slices.Contains(w.only, t.name)
 }
 
-func benchWorkload(ctx context.Context, e *env, t topology, w workload, callers int, runs []*run, rep *report) error {
-	var in []*run
-	var units []func(context.Context, *worker) error
+// benchGroup runs the workloads of a group in the same rounds. The first has the
+// contestants in runs, each other one has contestants of its own.
+func benchGroup(ctx context.Context, e *env, t topology, group []workload, runs []*run, rep *report) error {
+	of := [][]*run{runs}
+	for _, w := range group[1:] {
+		own, end := startAll(ctx, e, t, rep, []workload{w})
+		defer end()
+		of = append(of, own)
+	}
+	callers := group[0].callers
+	if callers == nil {
+		callers = e.opts.callers
+	}
+	for _, c := range callers {
+		var lanes []lane
+		for i, w := range group {
+			lanes = append(lanes, lanesOf(ctx, e, t, w, c, of[i], rep)...)
+		}
+		// What a contestant does in one workload of a group stands beside what it
+		// does in another.
+		order := func(l lane) int {
+			return slices.IndexFunc(targets(), func(t target) bool { return t.name == l.run.target.name })
+		}
+		slices.SortStableFunc(lanes, func(a, b lane) int { return order(a) - order(b) })
+		if err := benchLanes(ctx, e, t, c, lanes, rep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lanesOf prepares the contestants that can for w.
+func lanesOf(ctx context.Context, e *env, t topology, w workload, callers int, runs []*run, rep *report) (lanes []lane) {
 	for _, r := range runs {
 		if !w.has(r.target) {
 			continue
@@ -246,26 +288,41 @@ func benchWorkload(ctx context.Context, e *env, t topology, w workload, callers 
 			rep.skip(e, t.name, w.name, r.target.name, err.Error())
 			continue
 		}
-		in = append(in, r)
-		var unit func(context.Context, *worker) error
+		l := lane{workload: w, run: r}
 		if w.unit != nil {
-			unit = w.unit(r, callers)
+			l.unit = w.unit(r, callers)
 		}
-		units = append(units, unit)
+		lanes = append(lanes, l)
 	}
-	length := max(e.opts.length, w.length)
-	for round := range e.opts.rounds {
-		for _, i := range interleave(len(in), round) {
+	return lanes
+}
+
+// What is told of a group is a ratio of ratios, of four cells that this machine may
+// have run at different speeds: each round is a number of turns then, shorter ones.
+const (
+	groupTurns   = 4
+	groupShorter = 2
+)
+
+// benchLanes lets lanes take turns, round by round.
+func benchLanes(ctx context.Context, e *env, t topology, callers int, lanes []lane, rep *report) error {
+	rounds, shorter := e.opts.rounds, time.Duration(1)
+	if slices.ContainsFunc(lanes, func(l lane) bool { return l.workload.name != lanes[0].workload.name }) {
+		rounds, shorter = rounds*groupTurns, groupShorter
+	}
+	for round := range rounds {
+		for _, i := range interleave(len(lanes), round) {
 			if ctx.Err() != nil {
 				return fmt.Errorf("the run was ended: %w", ctx.Err())
 			}
 			var c cell
+			w, system := lanes[i].workload, lanes[i].run.system
 			if w.unit == nil {
-				c = restart(ctx, in[i].system)
+				c = restart(ctx, system)
 			} else {
-				c = drive(ctx, callers, e.opts.warm, length, in[i].system.procs(), units[i])
+				c = drive(ctx, callers, e.opts.warm, max(e.opts.length, w.length)/shorter, system.procs(), lanes[i].unit)
 			}
-			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, in[i].target.name, round, w.held
+			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, lanes[i].run.target.name, round, w.held
 			rep.Cells = append(rep.Cells, c)
 			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s",
 				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError)

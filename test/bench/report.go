@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -36,7 +35,8 @@ type skipped struct {
 }
 
 // A row is a contestant in a workload: medians over the rounds. Ratios are to
-// the workload's baseline, taken round by round, 0 where there is none.
+// the workload's baseline, taken round by round, 0 where there is none. Beside is
+// the first workload of its group, another one than its own.
 type row struct {
 	Topology  string             `json:"topology"`
 	Workload  string             `json:"workload"`
@@ -55,6 +55,10 @@ type row struct {
 	OpsRatio  float64            `json:"ops_ratio"`
 	P50Ratio  float64            `json:"p50_ratio"`
 	P99Ratio  float64            `json:"p99_ratio"`
+
+	Beside         string  `json:"beside,omitempty"`
+	OpsBeside      float64 `json:"ops_beside,omitempty"`       // OpsPerSec to that of Beside
+	OpsRatioBeside float64 `json:"ops_ratio_beside,omitempty"` // OpsRatio to that of Beside
 }
 
 func (r *report) skip(e *env, topology, workload, target, why string) {
@@ -78,9 +82,31 @@ func (r *report) rows() []row {
 		}
 		cells[g] = append(cells[g], c)
 	}
-	base := map[string]string{}
+	// The workloads of a group came in turns.
+	came := slices.Clone(order)
+	slices.SortStableFunc(order, func(a, b group) int {
+		first := func(x group) int {
+			return slices.IndexFunc(came, func(y group) bool { y.target = x.target; return x == y })
+		}
+		return first(a) - first(b)
+	})
+	known := map[string]workload{}
 	for _, w := range workloads() {
-		base[w.name] = w.baseline()
+		known[w.name] = w
+	}
+	// by is a value of each round.
+	by := func(g group, value func(cell) float64) map[int]float64 {
+		m := map[int]float64{}
+		for _, c := range cells[g] {
+			m[c.Round] = value(c)
+		}
+		return m
+	}
+	middle := func(m map[int]float64) float64 {
+		if len(m) == 0 {
+			return 0
+		}
+		return median(slices.Collect(maps.Values(m)))
 	}
 	var out []row
 	for _, g := range order {
@@ -92,19 +118,11 @@ func (r *report) rows() []row {
 			}
 			return median(values)
 		}
-		yardstick := cells[group{g.topology, g.workload, g.callers, base[g.workload]}]
-		ratio := func(value func(cell) float64) float64 {
-			by := func(cs []cell) map[int]float64 {
-				m := map[int]float64{}
-				for _, c := range cs {
-					m[c.Round] = value(c)
-				}
-				return m
-			}
-			if x := median(ratios(by(mine), by(yardstick))); !math.IsNaN(x) {
-				return x
-			}
-			return 0
+		base := known[g.workload].baseline()
+		toBase := func(g group, value func(cell) float64) map[int]float64 {
+			yardstick := g
+			yardstick.target = base
+			return ratios(by(g, value), by(yardstick, value))
 		}
 		ops := func(c cell) float64 { return c.OpsPerSec }
 		p50 := func(c cell) float64 { return float64(c.P50) }
@@ -115,8 +133,18 @@ func (r *report) rows() []row {
 			CPUPer1k: over(func(c cell) float64 { return c.CPUPer1k }),
 			Foreign:  over(func(c cell) float64 { return c.Foreign }),
 			RSS:      over(func(c cell) float64 { return float64(c.RSS) }),
-			Base:     base[g.workload], OpsRatio: ratio(ops), P50Ratio: ratio(p50), P99Ratio: ratio(p99),
+			Base:     base, OpsRatio: middle(toBase(g, ops)), P50Ratio: middle(toBase(g, p50)), P99Ratio: middle(toBase(g, p99)),
 			CPUByName: map[string]float64{}, RSSByName: map[string]float64{},
+		}
+		first := slices.IndexFunc(order, func(x group) bool {
+			return x.topology == g.topology && x.callers == g.callers && x.target == g.target &&
+				known[x.workload].group != "" && known[x.workload].group == known[g.workload].group
+		})
+		if first >= 0 && order[first] != g {
+			beside := order[first]
+			one.Beside = beside.workload
+			one.OpsBeside = middle(ratios(by(g, ops), by(beside, ops)))
+			one.OpsRatioBeside = middle(ratios(toBase(g, ops), toBase(beside, ops)))
 		}
 		for name := range mine[0].RSSByName {
 			one.CPUByName[name] = over(func(c cell) float64 { return c.CPUByName[name] })
@@ -155,11 +183,19 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 			}
 			fmt.Fprint(w, title)
 			tab = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-			fmt.Fprintln(tab, "target\tops/s\tp50\tp99\tCPU ms/1k\tRSS MB\tops x"+x.Base+"\tp50 x\tp99 x\tforeign CPUs\terrors\t")
+			head := "target\tops/s\tp50\tp99\tCPU ms/1k\tRSS MB\tops x" + x.Base + "\tp50 x\tp99 x\tforeign CPUs\terrors\t"
+			if x.Beside != "" {
+				head += "ops x" + x.Beside + "\tops x" + x.Base + " xsame\t"
+			}
+			fmt.Fprintln(tab, head)
 			last = title
 		}
-		fmt.Fprintf(tab, "%s\t%.0f\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t\n", x.Target, x.OpsPerSec, short(x.P50), short(x.P99),
+		fmt.Fprintf(tab, "%s\t%.0f\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t", x.Target, x.OpsPerSec, short(x.P50), short(x.P99),
 			split(x.CPUPer1k, x.CPUByName, 1), split(x.RSS, x.RSSByName, 1e6), x.OpsRatio, x.P50Ratio, x.P99Ratio, x.Foreign, x.Errors)
+		if x.Beside != "" {
+			fmt.Fprintf(tab, "%.2f\t%.2f\t", x.OpsBeside, x.OpsRatioBeside)
+		}
+		fmt.Fprintln(tab)
 	}
 	if tab != nil {
 		return tab.Flush()

@@ -34,14 +34,13 @@ func median(values []float64) float64 {
 
 // ratios divides a by b round by round. A round that one of them lacks, or in
 // which b is 0, is left out: only neighbours in time are compared.
-func ratios(a, b map[int]float64) []float64 {
-	var out []float64
+func ratios(a, b map[int]float64) map[int]float64 {
+	out := map[int]float64{}
 	for round, x := range a {
 		if y, ok := b[round]; ok && y != 0 {
-			out = append(out, x/y)
+			out[round] = x / y
 		}
 	}
-	slices.Sort(out)
 	return out
 }
 

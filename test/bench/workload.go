@@ -35,7 +35,10 @@ type workload struct {
 	only   []string
 	owners bool   // the holders must answer forwards
 	base   string // what the ratios are to; "" is raw
-	unit   func(r *run, callers int) func(ctx context.Context, w *worker) error
+	// group is shared by workloads one after the other that are compared with each
+	// other: they run in the same rounds, each on contestants of its own.
+	group string
+	unit  func(r *run, callers int) func(ctx context.Context, w *worker) error
 }
 
 func (w workload) baseline() string {
@@ -48,7 +51,7 @@ func (w workload) baseline() string {
 func workloads() []workload {
 	at64 := []int{64}
 	renewOver := func(name string, n int) workload {
-		return workload{name: name, about: fmt.Sprintf("renew, %d leases held", n), callers: at64, held: n, unit: renewUnit}
+		return workload{name: name, about: fmt.Sprintf("renew, %d leases held", n), callers: at64, held: n, group: "renew", unit: renewUnit}
 	}
 	return []workload{
 		{name: "cycle", about: "acquire a free key, 3 renewals, release; each call is one operation", unit: cycleUnit},
