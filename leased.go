@@ -34,7 +34,11 @@ type Options struct {
 	Front *nats.Conn
 	// Store reads and writes the bucket, Hop carries forwards to owners. Both
 	// are made with nats.ReconnectBufSize(-1).
-	Store, Hop            *nats.Conn
+	Store, Hop *nats.Conn
+	// Dial makes one more connection like Store: over it writes go straight to the
+	// server that leads the bucket's stream, where Store goes to another one of its
+	// cluster. nil: they go over Store.
+	Dial                  func(...nats.Option) (*nats.Conn, error)
 	JSDomain, JSAPIPrefix string
 	Replicas              int    // of the bucket when the service makes it: 1, 3 or 5
 	APIPrefix             string // "api.leases"
@@ -80,7 +84,7 @@ func Start(o Options) (*Service, error) {
 		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
-		Store: o.Store, Hop: o.Hop, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
+		Store: o.Store, Hop: o.Hop, Dial: o.Dial, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
 		EventPrefix: o.EventPrefix, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
 	})
 	if err != nil {

@@ -339,19 +339,19 @@ var batchRefusals = map[uint16]bool{
 // putAll stores the writes of batch atomically and returns the revision of the
 // last; the others' are the numbers before it.
 func (j *js) putAll(ctx context.Context, batch []*pendingWrite) (last uint64, err error) {
-	id := nuid.Next()
+	id, way := nuid.Next(), j.way()
 	for i, p := range batch {
 		msg := j.message(p.w)
 		msg.Header[headerBatchID] = []string{id}
 		msg.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
 		if i < len(batch)-1 {
-			if err := j.nc.PublishMsg(msg); err != nil {
+			if err := way.nc.PublishMsg(msg); err != nil {
 				return 0, notStored(err) // never committed
 			}
 			continue
 		}
 		msg.Header[headerBatchCommit] = []string{"1"}
-		last, err = j.send(ctx, msg, len(batch))
+		last, err = j.send(ctx, way, msg, len(batch))
 	}
 	return last, err
 }

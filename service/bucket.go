@@ -345,7 +345,7 @@ func (k *keeper) mayWrite(ctx context.Context) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	_, err := k.js.send(ctx, k.js.message(&Write{Key: "leased-probe", Expect: 1<<63 - 1, Event: Expired, TTL: MinTTL, Tombstone: true}), 0)
+	_, err := k.js.send(ctx, &k.js.out, k.js.message(&Write{Key: "leased-probe", Expect: 1<<63 - 1, Event: Expired, TTL: MinTTL, Tombstone: true}), 0)
 	if errors.Is(err, ErrConflict) {
 		k.proved = connection
 	}

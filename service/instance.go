@@ -20,6 +20,9 @@ type Options struct {
 	// have been made with nats.ReconnectBufSize(-1), so that nothing is sent
 	// after its caller was told that it was not.
 	Store, Hop *nats.Conn
+	// Dial makes one more connection like Store, for writes that go straight to the
+	// server that leads the bucket's stream; nil: they go over Store.
+	Dial func(...nats.Option) (*nats.Conn, error)
 	// JSDomain or JSAPIPrefix say where JetStream's API is, if not at $JS.API.
 	JSDomain, JSAPIPrefix string
 	Replicas              int    // of the bucket, when it is made: 1, 3 or 5
@@ -55,6 +58,9 @@ func Open(o Options) (*Instance, error) {
 	if o.Replicas < 1 {
 		return nil, errors.New("replicas must be 1, 3 or 5")
 	}
+	if o.Dial != nil {
+		j.near = newNear(o.Store, o.Dial, o.Logger)
+	}
 	v := newView(c, nil)
 	if o.GroupCommit {
 		j.group = &committer{js: j, current: func(w *Write) bool {
@@ -88,11 +94,15 @@ func Open(o Options) (*Instance, error) {
 		}
 	}
 	x := &expirer{leases: l, guard: k}
-	for _, run := range []func(context.Context){
+	runs := []func(context.Context){
 		k.run,
 		x.run,
 		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
-	} {
+	}
+	if j.near != nil {
+		runs = append(runs, j.near.run)
+	}
+	for _, run := range runs {
 		i.done.Go(func() { run(ctx) })
 	}
 	return i, nil

@@ -67,6 +67,7 @@ var refusals = map[uint16]bool{
 type js struct {
 	nc    *nats.Conn
 	out   requests // of the calls; what is rare goes through nc.Request
+	near  *near    // a shorter way for writes; nil: there is none
 	api   string   // "$JS.API." or what a domain or prefix makes of it
 	put   string   // subject of a key's message without the key
 	clock *clock
@@ -323,24 +324,34 @@ func (j *js) message(w *Write) *nats.Msg {
 
 // startOne stores w by itself.
 func (j *js) startOne(w *Write, wait time.Duration, done func(uint64, error)) {
-	j.publish(j.message(w), wait, 0, done)
+	j.publish(j.way(), j.message(w), wait, 0, done)
 }
 
-// publish publishes msg and hands its verdict over. batch is how many messages it
-// commits, 0 for a message that stands alone.
-func (j *js) publish(msg *nats.Msg, wait time.Duration, batch int, done func(uint64, error)) {
+// way is how a write goes out. Those of a batch go one way.
+func (j *js) way() *requests {
+	if j.near != nil {
+		if way := j.near.way.Load(); way != nil {
+			return way
+		}
+	}
+	return &j.out
+}
+
+// publish publishes msg on way and hands its verdict over. batch is how many messages
+// it commits, 0 for a message that stands alone.
+func (j *js) publish(way *requests, msg *nats.Msg, wait time.Duration, batch int, done func(uint64, error)) {
 	if wait <= 0 {
 		done(0, notStored(errTooLate))
 		return
 	}
-	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
+	way.start(msg, wait, func(reply *nats.Msg, err error) {
 		done(caught(func() (uint64, error) { return verdict(reply, err, batch) }))
 	})
 }
 
 // send is publish for who can wait.
-func (j *js) send(ctx context.Context, msg *nats.Msg, batch int) (uint64, error) {
-	return await(func(done func(uint64, error)) { j.publish(msg, limit(ctx), batch, done) })
+func (j *js) send(ctx context.Context, way *requests, msg *nats.Msg, batch int) (uint64, error) {
+	return await(func(done func(uint64, error)) { j.publish(way, msg, limit(ctx), batch, done) })
 }
 
 // verdict reads what came back of a write.
@@ -450,6 +461,13 @@ func (j *js) info(ctx context.Context) (*streamInfo, error) {
 		return nil, errNoLeader
 	}
 	j.clock.sample(sent, time.Now(), si.Now)
+	if j.near != nil {
+		leader := ""
+		if si.Cluster != nil {
+			leader = si.Cluster.Leader
+		}
+		j.near.leads(leader)
+	}
 	return &si, nil
 }
 

@@ -14,6 +14,9 @@ import (
 // that waits for each.
 type requests struct {
 	nc *nats.Conn
+	// late, if it is set, is called when a reply did not come in half a tryTimeout or
+	// longer.
+	late func()
 
 	mu     sync.Mutex
 	prefix string // of the reply subjects, "" before the first request
@@ -26,6 +29,7 @@ type exchange struct {
 	r     *requests
 	id    uint64
 	done  func(*nats.Msg, error)
+	wait  time.Duration
 	timer *time.Timer
 }
 
@@ -51,7 +55,7 @@ func (r *requests) start(msg *nats.Msg, wait time.Duration, done func(*nats.Msg,
 		r.prefix, r.open = prefix, make(map[uint64]*exchange)
 	}
 	r.next++
-	e.r, e.id, e.done = r, r.next, done
+	e.r, e.id, e.done, e.wait = r, r.next, done, wait
 	r.open[e.id] = e
 	msg.Reply = r.prefix + strconv.FormatUint(e.id, 36)
 	if e.timer == nil {
@@ -88,10 +92,14 @@ func (r *requests) take(id uint64) (done func(*nats.Msg, error)) {
 
 // expired is called by e's timer.
 func (e *exchange) expired() {
-	e.r.mu.Lock()
-	id := e.id
-	e.r.mu.Unlock()
-	if done := e.r.take(id); done != nil {
+	r := e.r
+	r.mu.Lock()
+	id, wait := e.id, e.wait
+	r.mu.Unlock()
+	if done := r.take(id); done != nil {
+		if r.late != nil && wait >= tryTimeout/2 {
+			r.late()
+		}
 		done(nil, nats.ErrTimeout)
 	}
 }

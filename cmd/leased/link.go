@@ -74,9 +74,8 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 		nats.IgnoreAuthErrorAbort(),
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(300*time.Millisecond, 300*time.Millisecond),
-		// A server that went silent is given up after 15 s to 20 s.
-		nats.PingInterval(5 * time.Second),
-		nats.MaxPingsOutstanding(3),
+		nats.PingInterval(pingEvery),
+		nats.MaxPingsOutstanding(pingsMissed),
 		nats.NoCallbacksAfterClientClose(),
 		nats.ConnectHandler(r.connected),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
@@ -98,6 +97,26 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 	})
 	return nc, nil
 }
+
+// more makes connections that come and go as the service pleases. What goes wrong on
+// them counts as the store connection's.
+func (l *links) more(connect connector, log *slog.Logger, m *metrics.Metrics) connector {
+	r := &reporter{name: metrics.Store, links: l, log: log.With("connection", "leased-leader"), metrics: m, limit: rate.NewLimiter(1, 10)}
+	return func(options ...nats.Option) (*nats.Conn, error) {
+		return connect(append([]nats.Option{
+			nats.Name("leased-leader"),
+			nats.PingInterval(pingEvery),
+			nats.MaxPingsOutstanding(pingsMissed),
+			nats.ErrorHandler(r.error),
+		}, options...)...)
+	}
+}
+
+// A server that went silent is given up after 15 s to 20 s.
+const (
+	pingEvery   = 5 * time.Second
+	pingsMissed = 3
+)
 
 // connected tells whether every connection stands.
 func (l *links) connected() bool {

@@ -308,8 +308,12 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 	defer connections.close()
 	go connections.watch(ctx, log)
 
+	dial := connections.more(connect, log, m)
+	if p.inside != nil {
+		dial = nil // there is no other server
+	}
 	svc, err := leased.Start(leased.Options{
-		Front: connections.front, Store: connections.store, Hop: connections.hop,
+		Front: connections.front, Store: connections.store, Hop: connections.hop, Dial: dial,
 		JSDomain: p.nats.jsDomain, JSAPIPrefix: p.nats.jsAPIPrefix, Replicas: c.Replicas,
 		APIPrefix: c.APIPrefix, EventPrefix: c.EventPrefix, GroupCommit: groupCommit,
 		MaxInFlight: c.MaxInFlight, MaxForwards: c.MaxForwards,
