@@ -32,7 +32,7 @@ type Options struct {
 	// Front receives requests and sends replies and is used for nothing else:
 	// all its subscriptions belong to the micro service.
 	Front *nats.Conn
-	// Store reads and writes the bucket, Hop carries forwards to owners. Both
+	// Store reads and writes the bucket (but see Dial), Hop carries forwards to owners. Both
 	// are made with nats.ReconnectBufSize(-1).
 	Store, Hop *nats.Conn
 	// Dial makes one more connection like Store: over it writes go straight to the

@@ -214,7 +214,10 @@ func (k *keeper) sameBucket() bool {
 
 // Suspect implements Guard.
 func (k *keeper) Suspect(err error) {
-	if errors.Is(err, ErrNoBucket) || errors.Is(err, nats.ErrNoResponders) {
+	if errors.Is(err, errDeposed) && k.js.near != nil {
+		k.js.near.drop()
+	}
+	if errors.Is(err, ErrNoBucket) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errDeposed) {
 		k.look()
 	}
 }

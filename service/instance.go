@@ -16,7 +16,7 @@ import (
 
 // Options of an Instance.
 type Options struct {
-	// Store carries reads and conditional writes, Hop the forwards. Both must
+	// Store carries reads and conditional writes (but see Dial), Hop the forwards. Both must
 	// have been made with nats.ReconnectBufSize(-1), so that nothing is sent
 	// after its caller was told that it was not.
 	Store, Hop *nats.Conn
@@ -46,6 +46,7 @@ type Instance struct {
 	keeper *keeper
 	stop   context.CancelFunc
 	done   sync.WaitGroup
+	end    func() // of the way to the leader, when nothing is written any more
 }
 
 // Open starts an instance. It returns at once; Health says how far it is.
@@ -99,11 +100,21 @@ func Open(o Options) (*Instance, error) {
 		x.run,
 		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
 	}
-	if j.near != nil {
-		runs = append(runs, j.near.run)
-	}
 	for _, run := range runs {
 		i.done.Go(func() { run(ctx) })
+	}
+	i.end = func() {}
+	if j.near != nil {
+		ctx, stop := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			j.near.run(ctx)
+		}()
+		i.end = func() {
+			stop()
+			<-ended
+		}
 	}
 	return i, nil
 }
@@ -112,6 +123,7 @@ func Open(o Options) (*Instance, error) {
 func (i *Instance) Close() {
 	i.stop()
 	i.done.Wait()
+	i.end()
 }
 
 // Look asks for a check of the bucket now: the connection came back, say.

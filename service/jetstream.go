@@ -62,8 +62,9 @@ var refusals = map[uint16]bool{
 	10028: true, // storage resources exceeded
 }
 
-// js is the bucket on one NATS connection: the only place that publishes to it
-// and reads from it. It implements Store.
+// js is the bucket on one NATS connection, and for writes on another one where that is
+// a shorter way: the only place that publishes to it and reads from it. It implements
+// Store.
 type js struct {
 	nc    *nats.Conn
 	out   requests // of the calls; what is rare goes through nc.Request
@@ -439,6 +440,7 @@ type streamInfo struct {
 		Messages uint64 `json:"messages"`
 	} `json:"state"`
 	Cluster *struct {
+		Name   string `json:"name"`
 		Leader string `json:"leader"`
 	} `json:"cluster"`
 	Now time.Time `json:"ts"`
@@ -462,11 +464,11 @@ func (j *js) info(ctx context.Context) (*streamInfo, error) {
 	}
 	j.clock.sample(sent, time.Now(), si.Now)
 	if j.near != nil {
-		leader := ""
+		var s seat
 		if si.Cluster != nil {
-			leader = si.Cluster.Leader
+			s = seat{si.Cluster.Name, si.Cluster.Leader}
 		}
-		j.near.leads(leader)
+		j.near.leads(s)
 	}
 	return &si, nil
 }

@@ -178,8 +178,11 @@ func (l *Leases) verdict(w *Write, err error) error {
 	if !behind {
 		return err
 	}
-	return fmt.Errorf("%w: a leader that is behind refused it: %w", ErrNoVerdict, c.cause)
+	return fmt.Errorf("%w: %w: %w", ErrNoVerdict, errDeposed, c.cause)
 }
+
+// errDeposed says that a refusal came from a leader that knows less than this instance.
+var errDeposed = errors.New("a leader that is behind refused it")
 
 // state is what c's key holds: as the view has it, if c may go by that and guess
 // says so, or as the leader shows it, whole with its nonce if it is asked for.

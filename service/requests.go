@@ -14,9 +14,9 @@ import (
 // that waits for each.
 type requests struct {
 	nc *nats.Conn
-	// late, if it is set, is called when a reply did not come in half a tryTimeout or
-	// longer.
-	late func()
+	// failed, if it is set, is called when a reply did not come in half a tryTimeout or
+	// longer, and when nobody was there to answer.
+	failed func()
 
 	mu     sync.Mutex
 	prefix string // of the reply subjects, "" before the first request
@@ -97,8 +97,8 @@ func (e *exchange) expired() {
 	id, wait := e.id, e.wait
 	r.mu.Unlock()
 	if done := r.take(id); done != nil {
-		if r.late != nil && wait >= tryTimeout/2 {
-			r.late()
+		if r.failed != nil && wait >= tryTimeout/2 {
+			r.failed()
 		}
 		done(nil, nats.ErrTimeout)
 	}
@@ -114,6 +114,9 @@ func (r *requests) deliver(msg *nats.Msg) {
 	switch {
 	case done == nil:
 	case len(msg.Data) == 0 && msg.Header.Get("Status") == "503":
+		if r.failed != nil {
+			r.failed()
+		}
 		done(nil, nats.ErrNoResponders)
 	default:
 		done(msg, nil)

@@ -26,7 +26,8 @@ type links struct {
 	front, store, hop *nats.Conn
 
 	mu      sync.Mutex
-	refused map[string]bool // subjects of calls that NATS does not let us receive
+	refused map[string]bool      // subjects of calls that NATS does not let us receive
+	unsent  map[string]time.Time // subjects on which NATS last took no request or write of ours, when
 }
 
 func (l *links) all() []*nats.Conn { return []*nats.Conn{l.front, l.store, l.hop} }
@@ -38,7 +39,7 @@ type connector func(options ...nats.Option) (*nats.Conn, error)
 // are, is no error: the connections keep trying for ever. Each time that one of
 // them stands, up is called.
 func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func()) (*links, error) {
-	l := &links{refused: map[string]bool{}}
+	l := &links{refused: map[string]bool{}, unsent: map[string]time.Time{}}
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
 	for i, c := range []struct {
@@ -138,21 +139,40 @@ func (l *links) refuse(subject string) {
 	}
 }
 
+// refuseWrite notes a subject on which NATS took nothing of us just now.
+func (l *links) refuseWrite(subject string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, known := l.unsent[subject]; known || len(l.unsent) < 100 {
+		l.unsent[subject] = time.Now()
+	}
+}
+
 func (l *links) forgive() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.refused)
 }
 
-// permitted is the check that NATS lets us receive every call.
+// unsentShown is how long a refused request or write shows in the checks.
+const unsentShown = time.Minute
+
+// permitted is the check that NATS lets us receive every call. What it did not let us
+// send is a warning here: whether calls can be answered without it, others see.
 func (l *links) permitted() leased.Check {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.refused) == 0 {
-		return leased.Check{Name: "permitted", OK: true}
+	maps.DeleteFunc(l.unsent, func(_ string, at time.Time) bool { return time.Since(at) > unsentShown })
+	var details []string
+	if len(l.refused) > 0 {
+		details = append(details, "NATS does not let this user subscribe to "+
+			strings.Join(slices.Sorted(maps.Keys(l.refused)), ", ")+"; tried again within a minute")
 	}
-	return leased.Check{Name: "permitted", Detail: "NATS does not let this user subscribe to " +
-		strings.Join(slices.Sorted(maps.Keys(l.refused)), ", ") + "; tried again within a minute"}
+	if len(l.unsent) > 0 {
+		details = append(details, "within the last minute NATS did not let this user publish to "+
+			strings.Join(slices.Sorted(maps.Keys(l.unsent)), ", "))
+	}
+	return leased.Check{Name: "permitted", OK: len(l.refused) == 0, Warn: len(l.unsent) > 0, Detail: strings.Join(details, "; ")}
 }
 
 // close sends what is still to be sent, for 2 s at most, and closes them all.
@@ -275,8 +295,11 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		r.metrics.ConnError(r.name, metrics.ConnPermission)
 		action, subject := violation(err)
-		if r.name == metrics.Front && action == "subscribe" {
+		switch {
+		case r.name == metrics.Front && action == "subscribe":
 			r.links.refuse(subject)
+		case r.name == metrics.Store && action == "publish":
+			r.links.refuseWrite(subject)
 		}
 		if r.limit.Allow() {
 			r.log.Error("not permitted by NATS", "action", action, "subject", subject)

@@ -310,7 +310,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 
 	dial := connections.more(connect, log, m)
 	if p.inside != nil {
-		dial = nil // there is no other server
+		dial = nil // the server inside is the nearest
 	}
 	svc, err := leased.Start(leased.Options{
 		Front: connections.front, Store: connections.store, Hop: connections.hop, Dial: dial,

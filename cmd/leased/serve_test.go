@@ -666,6 +666,8 @@ func TestPermissionDenied(t *testing.T) {
 		}
 		if code, body := get(t, "http://"+s.HTTP+"/readyz?verbose"); code != 503 {
 			t.Errorf("%s: ready without the permission: %s", c.connection, body)
+		} else if want := c.action + " to " + c.subject; !strings.Contains(body, want) {
+			t.Errorf("%s: the checks do not say %q: %s", c.connection, want, body)
 		}
 		mended.Users = []*server.User{{Username: "u", Password: "p"}}
 		if err := ns.ReloadOptions(&mended); err != nil {
