@@ -95,25 +95,21 @@ func Open(o Options) (*Instance, error) {
 		}
 	}
 	x := &expirer{leases: l, guard: k}
-	runs := []func(context.Context){
+	for _, run := range []func(context.Context){
 		k.run,
 		x.run,
 		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
-	}
-	for _, run := range runs {
+	} {
 		i.done.Go(func() { run(ctx) })
 	}
 	i.end = func() {}
 	if j.near != nil {
 		ctx, stop := context.WithCancel(context.Background())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			j.near.run(ctx)
-		}()
+		var run sync.WaitGroup
+		run.Go(func() { j.near.run(ctx) })
 		i.end = func() {
 			stop()
-			<-ended
+			run.Wait()
 		}
 	}
 	return i, nil

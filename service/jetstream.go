@@ -346,6 +346,9 @@ func (j *js) publish(way *requests, msg *nats.Msg, wait time.Duration, batch int
 		return
 	}
 	way.start(msg, wait, func(reply *nats.Msg, err error) {
+		if j.near != nil && (errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) && wait >= tryTimeout/2) {
+			j.near.lost(way.nc)
+		}
 		done(caught(func() (uint64, error) { return verdict(reply, err, batch) }))
 	})
 }

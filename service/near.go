@@ -63,8 +63,12 @@ func (n *near) leads(s seat) {
 	}
 }
 
-// lost says that way, if it still is the way, is of no use.
-func (n *near) lost(way *requests) { n.way.CompareAndSwap(way, nil) }
+// lost says that nc, if it still is the way, is of no use.
+func (n *near) lost(nc *nats.Conn) {
+	if way := n.way.Load(); way != nil && way.nc == nc {
+		n.way.CompareAndSwap(way, nil)
+	}
+}
 
 // drop is lost for whatever is the way now.
 func (n *near) drop() { n.way.Store(nil) }
@@ -177,9 +181,7 @@ func (n *near) only(u *url.URL) nats.Option {
 		}
 		closed := o.ClosedCB
 		o.ClosedCB = func(nc *nats.Conn) {
-			if way := n.way.Load(); way != nil && way.nc == nc {
-				n.lost(way)
-			}
+			n.lost(nc)
 			if closed != nil {
 				closed(nc)
 			}
@@ -202,15 +204,13 @@ func (n *near) use(nc *nats.Conn) {
 		n.former = append(slices.DeleteFunc(n.former, (*nats.Conn).IsClosed), old)
 		time.AfterFunc(callBudget, old.Close)
 	}
-	if n.last = nil; nc == nil {
-		n.way.Store(nil)
-		return
+	var way *requests
+	if nc != nil {
+		way = &requests{nc: nc}
 	}
-	way := &requests{nc: nc}
-	way.failed = func() { n.lost(way) }
 	n.last = way
 	n.way.Store(way)
-	if nc.IsClosed() {
-		n.lost(way)
+	if nc != nil && nc.IsClosed() {
+		n.lost(nc)
 	}
 }

@@ -53,29 +53,14 @@ func twoServers(t *testing.T) (servers []*server.Server, store *nats.Conn) {
 	return servers, store
 }
 
-// dialled gives what a near dials with, changed by change.
-func dialled(change func(*nats.Options)) func(...nats.Option) (*nats.Conn, error) {
-	return func(options ...nats.Option) (*nats.Conn, error) {
-		o := nats.GetDefaultOptions()
-		o.Timeout = 5 * time.Second
-		for _, set := range options {
-			if err := set(&o); err != nil {
-				return nil, err
-			}
-		}
-		change(&o)
-		return o.Connect()
-	}
-}
-
-func asIs(*nats.Options) {}
+func asIs(*nats.Options) error { return nil }
 
 // TestNearFinds: the way to a server that was not configured has the credentials of the
 // one that told of it; one that leads into another account is none.
 func TestNearFinds(t *testing.T) {
 	servers, store := twoServers(t)
-	find := func(name string, change func(*nats.Options)) *nats.Conn {
-		return newNear(store, dialled(change), slog.New(slog.DiscardHandler)).find(t.Context(), name)
+	find := func(name string, change func(*nats.Options) error) *nats.Conn {
+		return newNear(store, testnats.Dial(change), slog.New(slog.DiscardHandler)).find(t.Context(), name)
 	}
 	nc := find("n1", asIs)
 	if nc == nil {
@@ -85,13 +70,14 @@ func TestNearFinds(t *testing.T) {
 		t.Errorf("it goes to %s in account %s", nc.ConnectedServerName(), nc.RemoteAccount())
 	}
 	nc.Close()
-	stranger := func(o *nats.Options) {
+	stranger := func(o *nats.Options) error {
 		u, err := url.Parse(o.Servers[0])
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		u.User = nil
 		o.Servers = []string{u.String()}
+		return nil
 	}
 	if nc := find("n1", stranger); nc != nil {
 		t.Errorf("a connection in account %s is taken", nc.RemoteAccount())
@@ -108,7 +94,7 @@ func TestNearFinds(t *testing.T) {
 // when nobody answers over it.
 func TestNearGivesWay(t *testing.T) {
 	servers, store := twoServers(t)
-	n := newNear(store, dialled(asIs), slog.New(slog.DiscardHandler))
+	n := newNear(store, testnats.Dial(asIs), slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(t.Context())
 	var done sync.WaitGroup
 	done.Go(func() { n.run(ctx) })

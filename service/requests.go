@@ -14,9 +14,6 @@ import (
 // that waits for each.
 type requests struct {
 	nc *nats.Conn
-	// failed, if it is set, is called when a reply did not come in half a tryTimeout or
-	// longer, and when nobody was there to answer.
-	failed func()
 
 	mu     sync.Mutex
 	prefix string // of the reply subjects, "" before the first request
@@ -29,7 +26,6 @@ type exchange struct {
 	r     *requests
 	id    uint64
 	done  func(*nats.Msg, error)
-	wait  time.Duration
 	timer *time.Timer
 }
 
@@ -55,7 +51,7 @@ func (r *requests) start(msg *nats.Msg, wait time.Duration, done func(*nats.Msg,
 		r.prefix, r.open = prefix, make(map[uint64]*exchange)
 	}
 	r.next++
-	e.r, e.id, e.done, e.wait = r, r.next, done, wait
+	e.r, e.id, e.done = r, r.next, done
 	r.open[e.id] = e
 	msg.Reply = r.prefix + strconv.FormatUint(e.id, 36)
 	if e.timer == nil {
@@ -92,14 +88,10 @@ func (r *requests) take(id uint64) (done func(*nats.Msg, error)) {
 
 // expired is called by e's timer.
 func (e *exchange) expired() {
-	r := e.r
-	r.mu.Lock()
-	id, wait := e.id, e.wait
-	r.mu.Unlock()
-	if done := r.take(id); done != nil {
-		if r.failed != nil && wait >= tryTimeout/2 {
-			r.failed()
-		}
+	e.r.mu.Lock()
+	id := e.id
+	e.r.mu.Unlock()
+	if done := e.r.take(id); done != nil {
 		done(nil, nats.ErrTimeout)
 	}
 }
@@ -114,9 +106,6 @@ func (r *requests) deliver(msg *nats.Msg) {
 	switch {
 	case done == nil:
 	case len(msg.Data) == 0 && msg.Header.Get("Status") == "503":
-		if r.failed != nil {
-			r.failed()
-		}
 		done(nil, nats.ErrNoResponders)
 	default:
 		done(msg, nil)

@@ -26,8 +26,8 @@ type links struct {
 	front, store, hop *nats.Conn
 
 	mu      sync.Mutex
-	refused map[string]bool      // subjects of calls that NATS does not let us receive
-	unsent  map[string]time.Time // subjects on which NATS last took no request or write of ours, when
+	refused map[string]time.Time // subjects of calls that NATS does not let us receive, when it last said so
+	unsent  map[string]time.Time // subjects on which it did not take a request or write of ours, likewise
 }
 
 func (l *links) all() []*nats.Conn { return []*nats.Conn{l.front, l.store, l.hop} }
@@ -39,7 +39,7 @@ type connector func(options ...nats.Option) (*nats.Conn, error)
 // are, is no error: the connections keep trying for ever. Each time that one of
 // them stands, up is called.
 func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func()) (*links, error) {
-	l := &links{refused: map[string]bool{}, unsent: map[string]time.Time{}}
+	l := &links{refused: map[string]time.Time{}, unsent: map[string]time.Time{}}
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
 	for i, c := range []struct {
@@ -129,22 +129,13 @@ func (l *links) connected() bool {
 	return true
 }
 
-// refuse notes a subject whose messages NATS keeps from us, until the next
-// connection, which subscribes again.
-func (l *links) refuse(subject string) {
+// note takes a subject into refused, until the next connection, which subscribes again,
+// or into unsent.
+func (l *links) note(subjects map[string]time.Time, subject string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.refused) < 100 {
-		l.refused[subject] = true
-	}
-}
-
-// refuseWrite notes a subject on which NATS took nothing of us just now.
-func (l *links) refuseWrite(subject string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, known := l.unsent[subject]; known || len(l.unsent) < 100 {
-		l.unsent[subject] = time.Now()
+	if _, known := subjects[subject]; known || len(subjects) < 100 {
+		subjects[subject] = time.Now()
 	}
 }
 
@@ -297,9 +288,9 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 		action, subject := violation(err)
 		switch {
 		case r.name == metrics.Front && action == "subscribe":
-			r.links.refuse(subject)
+			r.links.note(r.links.refused, subject)
 		case r.name == metrics.Store && action == "publish":
-			r.links.refuseWrite(subject)
+			r.links.note(r.links.unsent, subject)
 		}
 		if r.limit.Allow() {
 			r.log.Error("not permitted by NATS", "action", action, "subject", subject)

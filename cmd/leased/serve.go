@@ -308,9 +308,9 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 	defer connections.close()
 	go connections.watch(ctx, log)
 
-	dial := connections.more(connect, log, m)
-	if p.inside != nil {
-		dial = nil // the server inside is the nearest
+	var dial connector // the server inside is the nearest
+	if p.inside == nil {
+		dial = connections.more(connect, log, m)
 	}
 	svc, err := leased.Start(leased.Options{
 		Front: connections.front, Store: connections.store, Hop: connections.hop, Dial: dial,

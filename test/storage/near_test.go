@@ -28,20 +28,14 @@ func TestWritesGoStraightToTheLeader(t *testing.T) {
 	var store *nats.Conn
 	in := serve(t, cl.URL(), replicas(3), func(o *leased.Options) {
 		store = o.Store
-		o.Dial = func(options ...nats.Option) (*nats.Conn, error) {
-			opts := nats.GetDefaultOptions()
-			for _, set := range append(options, nats.Name(nearName)) {
-				if err := set(&opts); err != nil {
-					return nil, err
-				}
-			}
+		o.Dial = testnats.Dial(func(opts *nats.Options) error {
 			relay := relays[strings.Join(opts.Servers, ",")]
 			if relay == nil {
-				return nil, fmt.Errorf("asked to connect to %q", opts.Servers)
+				return fmt.Errorf("asked to connect to %q", opts.Servers)
 			}
-			opts.Servers = []string{relay.URL()}
-			return opts.Connect()
-		}
+			opts.Name, opts.Servers = nearName, []string{relay.URL()}
+			return nil
+		})
 	}).waitReady(t)
 
 	// straight says that there is a direct way to the leader, unless Store goes there,
