@@ -219,7 +219,7 @@ func (c *committer) take() []*pendingWrite {
 			stale = append(stale, p)
 			continue
 		}
-		if len(batch) == maxBatch || keys[p.w.Key] && !mutant("batch-key-twice") {
+		if len(batch) == maxBatch || keys[p.w.Key] {
 			rest = append(rest, p)
 			continue
 		}
@@ -249,11 +249,7 @@ func (c *committer) send(batch []*pendingWrite) {
 		case err == nil:
 			go func() { // the next batch does not wait for the replies
 				for i, p := range batch {
-					rev := last - uint64(len(batch)-1-i)
-					if mutant("batch-last-revision") {
-						rev = last
-					}
-					p.finish(rev, nil)
+					p.finish(last-uint64(len(batch)-1-i), nil)
 				}
 			}()
 			return
@@ -271,10 +267,6 @@ func (c *committer) send(batch []*pendingWrite) {
 			break // a write in flight, say
 		}
 		for _, p := range faulty {
-			if mutant("batch-wrong-split") {
-				p.finish(p.w.Expect+1, nil)
-				continue
-			}
 			p.finish(0, ErrConflict)
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -242,40 +240,6 @@ func TestBatchInQueue(t *testing.T) {
 	checkPut(t, i, other.w, other.rev, other.err)
 	if e, err := i.js.Get(t.Context(), "late"); err != nil || e.Revision != 0 {
 		t.Errorf("%+v %v", e, err)
-	}
-}
-
-// TestBatchMutants: broken variants of the batch, of the cache and of what refusals
-// prove, each of which a test must notice.
-func TestBatchMutants(t *testing.T) {
-	if testing.Short() || os.Getenv("LEASED_MUTANT") != "" {
-		t.Skip("builds this package again; not with -short")
-	}
-	binary := t.TempDir() + "/mutant.test"
-	if out, err := exec.Command("go", "test", "-c", "-tags", "mutant", "-o", binary, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for mutant, test := range map[string]string{
-		"batch-last-revision": "TestBatchVerdicts",
-		"batch-wrong-split":   "TestBatchVerdicts",
-		"batch-key-twice":     "TestBatchKeyOnce",
-		"owner-from-view":     "TestViewIsNoTruth",
-		"denied-from-view":    "TestViewIsNoTruth",
-		"conflict-is-proof":   "TestSchedules",
-	} {
-		t.Run(mutant, func(t *testing.T) {
-			cmd := exec.Command(binary, "-test.run", "^"+test+"$", "-test.v")
-			cmd.Env = append(os.Environ(), "LEASED_MUTANT="+mutant)
-			out, err := cmd.CombinedOutput()
-			if err == nil || !strings.Contains(string(out), "--- FAIL: "+test) {
-				t.Errorf("survived %s: %v\n%s", test, err, out)
-			}
-			cmd = exec.Command(binary, "-test.run", "^"+test+"$")
-			cmd.Env = append(os.Environ(), "LEASED_MUTANT=none")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%s fails without a mutant: %v\n%s", test, err, out)
-			}
-		})
 	}
 }
 

@@ -141,9 +141,6 @@ func (k *keeper) Bucket() int64 { return k.created.Load() }
 
 // Acked implements Guard.
 func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
-	if mutant("fence-from-one") || mutant("trust-restored") || mutant("grant-at-once") {
-		return nil
-	}
 	switch {
 	case revision <= before:
 		k.proof.Store(true)
@@ -387,11 +384,6 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 		return h
 	}
 	k.js.atomic.Store(string(si.Config["allow_atomic"]) == "true")
-	if mutant("trust-restored") {
-		k.created.Store(si.Created.UnixNano())
-		h.Verdict = Sound
-		return h
-	}
 	if was := k.created.Load(); was != 0 && was != si.Created.UnixNano() {
 		k.replaced(si.Created.UnixNano())
 	}
@@ -402,9 +394,6 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 		k.proof.Store(false)
 	}
 	born := uint64(si.Created.Add(-createdSlack).UnixMicro())
-	if mutant("fence-from-one") {
-		born, highest = 0, 0
-	}
 	if si.State.LastSeq < born && si.State.Messages == 0 {
 		// Nothing is in it, so nothing is lost by lifting it: it was made by an
 		// instance whose clock is far behind the server's, for one.
@@ -421,7 +410,7 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
-	case (time.Now().Before(k.holdUntil) || si.Now.Before(holdOf(meta))) && !mutant("grant-at-once"):
+	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
 		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
 	case si.State.LastSeq < highest && !k.proof.Load() && !k.stayedBack():
 		// A new leader may answer before it has applied its log. Acked guards
@@ -531,7 +520,7 @@ func (k *keeper) restart() {
 
 // config is the bucket as the service makes it.
 func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
-	return mutantConfig(jetstream.StreamConfig{
+	return jetstream.StreamConfig{
 		Name:               StreamName,
 		Description:        "leases: one key, one holder, for a bounded time (leased)",
 		Subjects:           []string{SubjectPrefix + ">"},
@@ -552,7 +541,7 @@ func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
 		AllowAtomicPublish: level >= 2,
 		FirstSeq:           firstSeq,
 		RePublish:          &jetstream.RePublish{Source: SubjectPrefix + ">", Destination: k.events + ".>"},
-	})
+	}
 }
 
 // make creates the bucket with a first revision above every fence known.

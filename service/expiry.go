@@ -93,13 +93,6 @@ func (x *expirer) tell(ctx context.Context, e ended) bool {
 			return st.Revision != e.Revision || st.Past
 		}
 		_, err := x.write(ctx, e, c, d, bucket)
-		if err == nil && mutant("expired-twice") {
-			if st, err := l.look(ctx, c, false); err == nil {
-				if d := Decide(st, c); d.Write != nil {
-					_, _ = l.write(ctx, c, d, bucket)
-				}
-			}
-		}
 		if err == nil {
 			return true
 		}

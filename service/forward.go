@@ -76,22 +76,16 @@ func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, hea
 			return Forwarded{}, f.fail(tried, err)
 		case owner.Kind == kinds.Free:
 			return Forwarded{}, f.fail(tried, kinds.Errorf(kinds.NotHeld, "nobody holds this key"))
-		case tried.Attempts > 0 && owner.Lease.Holder == tried.Holder && owner.Lease.Revision == tried.Revision && !mutant("forward-resend"):
+		case tried.Attempts > 0 && owner.Lease.Holder == tried.Holder && owner.Lease.Revision == tried.Revision:
 			return Forwarded{}, f.fail(tried, last)
 		}
 		tried = Forwarded{Holder: owner.Lease.Holder, Revision: owner.Lease.Revision, Attempts: tried.Attempts + 1}
-		attemptCtx := ctx
-		if mutant("forward-resend") {
-			var cancel context.CancelFunc
-			attemptCtx, cancel = context.WithTimeout(ctx, time.Until(until)/3)
-			defer cancel()
-		}
-		reply, failed := f.attempt(attemptCtx, key, tried, payload, header)
+		reply, failed := f.attempt(ctx, key, tried, payload, header)
 		if failed == nil {
 			tried.Payload = reply
 			return tried, nil
 		}
-		notProcessed := failed.Kind == kinds.OwnerUnavailable || failed.Kind == kinds.OwnerRejected || mutant("forward-resend")
+		notProcessed := failed.Kind == kinds.OwnerUnavailable || failed.Kind == kinds.OwnerRejected
 		if !notProcessed || tried.Attempts == maxAttempts {
 			return Forwarded{}, f.fail(tried, failed)
 		}

@@ -143,10 +143,6 @@ func codeOf(err error) uint16 {
 
 // StartGet implements Store.
 func (j *js) StartGet(key string, wait time.Duration, known Known, done func(Entry, error)) {
-	if mutant("direct-get") {
-		go func() { done(j.mutantGet(context.Background(), key)) }()
-		return
-	}
 	msg := &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)}
 	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
 		done(caught(func() (Entry, error) { return readMessage(key, reply, err, known) }))
@@ -307,15 +303,7 @@ func (j *js) message(w *Write) *nats.Msg {
 	msg.Data = w.Body
 	msg.Header[headerExpectedStream] = []string{StreamName}
 	msg.Header[headerExpectedLast] = []string{strconv.FormatUint(w.Expect, 10)}
-	if !mutant("renew-without-ttl") || w.Event != Renewed {
-		msg.Header[headerTTL] = []string{strconv.FormatInt(int64(w.TTL/time.Second), 10) + "s"}
-	}
-	if mutant("release-unconditional") && w.Event == Released {
-		delete(msg.Header, headerExpectedLast)
-	}
-	if mutant("message-id") {
-		msg.Header["Nats-Msg-Id"] = []string{w.Nonce}
-	}
+	msg.Header[headerTTL] = []string{strconv.FormatInt(int64(w.TTL/time.Second), 10) + "s"}
 	msg.Header[headerEvent] = []string{string(w.Event)}
 	if w.Tombstone {
 		msg.Header[headerOperation] = []string{operationPurge}

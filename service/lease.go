@@ -121,14 +121,8 @@ type Decision struct {
 // Decide says what command c means in state s. It is the whole of the lease
 // protocol and pure: no clock, no I/O, no NATS.
 func Decide(s State, c Command) Decision {
-	live := s.isLease() && (!s.Past || mutant("renew-past-end") && c.Op == OpRenew) && !s.Superseded
+	live := s.isLease() && !s.Past && !s.Superseded
 	current := live && s.Record.Holder == c.Holder && s.Revision == c.Revision
-	if mutant("release-any-holder") && live && c.Op == OpRelease {
-		current = s.Revision == c.Revision
-	}
-	if mutant("renew-any-revision") && live && c.Op == OpRenew {
-		current = s.Record.Holder == c.Holder
-	}
 	foreign := s.Revision != 0 && !s.Tombstone && s.Record == nil
 
 	if foreign && c.Op != OpEvict && c.Op != OpExpire {
@@ -139,10 +133,6 @@ func Decide(s State, c Command) Decision {
 		switch {
 		case !live:
 			n := &Next{Expect: s.Revision, Event: Acquired, Holder: c.Holder, TTL: c.TTL, Meta: c.Meta, Previous: previous(s)}
-			n.inherit(s)
-			return Decision{Kind: kinds.Granted, Write: n}
-		case s.Record.Holder == c.Holder && mutant("acquire-extends"):
-			n := &Next{Expect: s.Revision, Event: Renewed, Holder: c.Holder, TTL: c.TTL, Tenure: s.Record.AcquiredAt}
 			n.inherit(s)
 			return Decision{Kind: kinds.Granted, Write: n}
 		case s.Record.Holder == c.Holder:
@@ -184,11 +174,6 @@ func Decide(s State, c Command) Decision {
 			}
 			return Decision{Kind: kinds.Free, Write: n}
 		}
-		if mutant("expired-twice") && s.Tombstone && s.Record != nil && s.Record.Event == Expired && s.Record.Revision == c.Revision {
-			n := tombstone(&s.Entry, s.Revision, Expired)
-			n.Ended = c.Revision
-			return Decision{Kind: kinds.Free, Write: n}
-		}
 		return Decision{Kind: kinds.Lost}
 
 	default: // OpOwner
@@ -218,7 +203,7 @@ func (n *Next) inherit(s State) {
 	case s.isLease():
 		// An equal or longer TTL written later ends later: only a shorter one or
 		// a horizon carried from before can be outlived.
-		n.Outlives = (s.Record.TTL() > n.TTL || !s.Record.Horizon.IsZero()) && !mutant("no-horizon")
+		n.Outlives = s.Record.TTL() > n.TTL || !s.Record.Horizon.IsZero()
 	default:
 		n.Outlives = true
 	}

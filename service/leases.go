@@ -121,7 +121,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 			// Where a deposed leader comes back, it may refuse what the new one stores,
 			// and be the first to answer.
 			for _, mine := range refused {
-				if st.Record != nil && st.Record.Nonce == mine.w.Nonce && !mutant("conflict-is-proof") && !mutant("no-nonce") {
+				if st.Record != nil && st.Record.Nonce == mine.w.Nonce {
 					return l.settle(ctx, c, mine, bucket, committed{st.Revision, mine.sent, time.Now()})
 				}
 			}
@@ -132,8 +132,6 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 				continue
 			}
 			switch {
-			case d.Write == nil && guessed && (mutant("owner-from-view") || mutant("denied-from-view")):
-				return l.answer(c, st, d)
 			case d.Write == nil && guessed:
 				continue // only the leader may answer
 			case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
@@ -167,7 +165,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 // back: a refuser that knows less of the key than this instance proves nothing.
 func (l *Leases) verdict(w *Write, err error) error {
 	var c *conflict
-	if !errors.As(err, &c) || c.last == nil || mutant("conflict-is-proof") {
+	if !errors.As(err, &c) || c.last == nil {
 		return err
 	}
 	s, _ := l.view.get(w.Key, time.Now())
@@ -272,16 +270,9 @@ func (l *Leases) guess(c Command) (State, bool) {
 	now := time.Now()
 	s, ok := l.view.get(c.Key, now)
 	switch c.Op {
-	case OpOwner:
-		if mutant("owner-from-view") && l.view.fresh(now) {
-			return State{Entry: s.Entry, Past: s.MayBePast}, true
-		}
 	case OpAcquire:
 		if !l.view.fresh(now) {
 			return State{}, false
-		}
-		if mutant("denied-from-view") && ok && s.Live {
-			return State{Entry: s.Entry}, true
 		}
 		if !ok {
 			return State{Entry: Entry{Key: c.Key}}, true
@@ -368,8 +359,6 @@ func (l *Leases) judge(c Command, e Entry) (st State, ask bool, err error) {
 		st.Superseded = true
 		st.Prior = l.prior(c)
 	case !e.isLease():
-	case mutant("local-clock"):
-		st.Past = !time.Now().Before(e.End())
 	default:
 		_, hi := l.clock.bounds(now)
 		ask = !hi.Before(e.End())
@@ -497,9 +486,6 @@ func (l *Leases) settle(ctx context.Context, c Command, a *attempt, bucket int64
 		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key, Holder: rec.Holder, Revision: rec.Revision}}, nil
 	}
 	left := rec.TTL() - time.Since(done.sent)
-	if mutant("left-from-ack") {
-		left = rec.TTL() - time.Since(done.acked)
-	}
 	if left <= 0 {
 		return Result{}, kinds.Errorf(kinds.Unknown, "the lease was written but its time was over before the verdict came back")
 	}
@@ -534,9 +520,6 @@ func (l *Leases) compose(key string, n *Next) (*Record, *Write) {
 	case Released, Expired:
 		w.Tombstone = true
 		w.TTL = ceilSecond(max(left, 0) + horizonSlack + tombstoneLife)
-		if mutant("short-tombstone") {
-			w.TTL = time.Second
-		}
 		if left > 0 {
 			rec.Horizon = TimestampOf(n.Horizon.Add(time.Millisecond))
 		}
@@ -594,9 +577,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		switch {
 		case err == nil:
 			return committed{rev, a.sent, time.Now()}, nil
-		case mutant("in-flight-denied") && mutantConflict(err) != err:
-			return committed{}, mutantConflict(err)
-		case errors.Is(err, ErrConflict) && (!open || mutant("no-nonce")):
+		case errors.Is(err, ErrConflict) && !open:
 			return committed{}, ErrConflict
 		case errors.Is(err, ErrConflict):
 			e, err := l.readWhole(ctx, w.Key)
@@ -624,7 +605,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 			return committed{}, &anew{last}
 		}
 		if over {
-			if open && !mutant("unknown-as-unavailable") {
+			if open {
 				return committed{}, &kinds.Error{Kind: kinds.Unknown, Text: "the write was sent and no verdict came back in time; send the same call again", Cause: last}
 			}
 			return committed{}, callError(ctx, last)

@@ -2,9 +2,9 @@ package fault
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,10 +55,9 @@ func init() {
 `
 
 // buildShifted builds the main package pkg, which lies in dir, with a clock that
-// can be shifted.
-func buildShifted(t testing.TB, out, pkg, dir string, flags ...string) {
+// can be shifted, and with what else is laid over its source.
+func buildShifted(t testing.TB, out, pkg, dir string, more overlay) {
 	t.Helper()
-	tmp := t.TempDir()
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -75,21 +74,9 @@ func buildShifted(t testing.TB, out, pkg, dir string, flags ...string) {
 	}
 	text = strings.Replace(text, now, "// Shift is added to the wall clock, in seconds.\nvar Shift atomic.Int64\n\n"+now+"\tsec += Shift.Load()\n", 1)
 	text = strings.Replace(text, "\nimport (\n", "\nimport (\n\t\"sync/atomic\"\n", 1)
-	write := func(name, text string) string {
-		path := filepath.Join(tmp, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{
-		std:                               write("time.go", text),
-		filepath.Join(dir, "zz_shift.go"): write("shift.go", shiftedMain),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	build(t, out, append(flags, "-overlay", write("overlay.json", string(overlay)), pkg)...)
+	o := overlay{std: text, filepath.Join(dir, "zz_shift.go"): shiftedMain}
+	maps.Copy(o, more)
+	build(t, out, "-overlay", o.write(t), pkg)
 }
 
 // build runs go build in this module.
@@ -122,7 +109,7 @@ func shiftedServer(t testing.TB) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	buildShifted(t, path, "./test/fault/natsd", filepath.Join(moduleRoot(t), "test", "fault", "natsd"))
+	buildShifted(t, path, "./test/fault/natsd", filepath.Join(moduleRoot(t), "test", "fault", "natsd"), nil)
 	return path
 }
 
@@ -137,7 +124,7 @@ func shiftedLeased(t testing.TB, variant string) string {
 	h := fnv.New32a()
 	h.Write([]byte(root))
 	path := filepath.Join(cacheDir(t), fmt.Sprintf("leased-%08x-shifted", h.Sum32()))
-	buildShifted(t, path, "./cmd/leased", filepath.Join(root, "cmd", "leased"))
+	buildShifted(t, path, "./cmd/leased", filepath.Join(root, "cmd", "leased"), nil)
 	return path
 }
 

@@ -17,6 +17,6 @@
 // Faults are a list (faults.go). Each says whether this machine can do it,
 // injects, and proves that it happened; a run that injected less than it
 // promised fails, and so does one that the checker could not decide. The suite
-// itself is proved by mutants: broken variants of the service, behind a build
-// tag, each of which a run must catch (mutants_test.go).
+// itself is proved by mutants: broken variants of the service, made by changes laid over
+// its source at build, each of which a run or a test must catch (mutants.go).
 package fault

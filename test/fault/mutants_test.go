@@ -2,6 +2,7 @@ package fault
 
 import (
 	"context"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,14 +11,77 @@ import (
 	"time"
 )
 
+// TestMutantsApply: the text that each mutant changes stands in the source, once.
+func TestMutantsApply(t *testing.T) {
+	root, names := moduleRoot(t), map[string]bool{}
+	for _, m := range Mutants {
+		if _, err := lay(root, m.Changes); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+		}
+		if _, ok := FaultByID(m.Fault); names[m.Name] || len(m.Changes) == 0 || ok == (m.Test != "") {
+			t.Errorf("%s: the name stands twice, nothing is changed, or nothing or two things must notice it", m.Name)
+		}
+		names[m.Name] = true
+	}
+}
+
+// TestMutantsCompile: the mutants that only `make mutants` builds whole are Go.
+func TestMutantsCompile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles package service for each; not with -short")
+	}
+	root := moduleRoot(t)
+	for _, m := range Mutants {
+		o, err := lay(root, m.Changes)
+		if err != nil || m.Test != "" {
+			continue // another test's
+		}
+		compile := exec.Command("go", "build", "-overlay", o.write(t), "./service")
+		compile.Dir = root
+		if out, err := compile.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", m.Name, err, out)
+		}
+	}
+}
+
+// TestMutantsOfTests: the mutants that a test of package service must notice.
+func TestMutantsOfTests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds package service again for each; not with -short")
+	}
+	root := moduleRoot(t)
+	for _, m := range Mutants {
+		if m.Test == "" {
+			continue
+		}
+		t.Run(m.Name, func(t *testing.T) {
+			o, err := lay(root, m.Changes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			binary := filepath.Join(t.TempDir(), "mutant.test")
+			compile := exec.Command("go", "test", "-c", "-overlay", o.write(t), "-o", binary, "./service")
+			compile.Dir = root
+			if out, err := compile.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			run := exec.Command(binary, "-test.run", "^"+m.Test+"$", "-test.v", "-test.timeout", "2m")
+			run.Dir = filepath.Join(root, "service")
+			out, err := run.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "--- FAIL: "+m.Test) {
+				t.Errorf("survived %s: %s\n%v\n%s", m.Test, m.Says, err, out)
+			}
+		})
+	}
+}
+
 // TestMutants runs every broken variant under the fault that shows it. One that
 // nobody notices is a hole in the suite.
 func TestMutants(t *testing.T) {
 	if !*flagMutants {
 		t.Skip("-fault.mutants is not given: it takes some 20 minutes")
 	}
-	binary := filepath.Join(cacheDir(t), "leased-mutant")
-	build(t, binary, "-tags", "mutant", "./cmd/leased")
+	root, binary := moduleRoot(t), filepath.Join(cacheDir(t), "leased-mutant")
 	var only []string
 	if *flagOnly != "" {
 		only = strings.Split(*flagOnly, ",")
@@ -29,7 +93,7 @@ func TestMutants(t *testing.T) {
 		t.Logf("\n%s", &b)
 	}()
 	for _, m := range Mutants {
-		if only != nil && !slices.Contains(only, m.Name) {
+		if m.Test != "" || only != nil && !slices.Contains(only, m.Name) {
 			continue
 		}
 		t.Run(m.Name, func(t *testing.T) {
@@ -42,12 +106,16 @@ func TestMutants(t *testing.T) {
 					return every(ctx, e, 3*time.Second, func() error { return m.Inject(e) })
 				}
 			}
-			bin := binary
-			if m.Fault == "F13s" {
-				bin = filepath.Join(cacheDir(t), "leased-mutant-shifted")
-				buildShifted(t, bin, "./cmd/leased", filepath.Join(moduleRoot(t), "cmd", "leased"), "-tags", "mutant")
+			o, err := lay(root, m.Changes)
+			if err != nil {
+				t.Fatal(err)
 			}
-			p := Plan{Fault: f, On: m.On, Seed: *flagSeed, Length: m.Length, Clients: *flagClients, Pace: *flagPace, Leased: bin, Env: []string{"LEASED_MUTANT=" + m.Name}}
+			if m.Fault == "F13s" {
+				buildShifted(t, binary, "./cmd/leased", filepath.Join(root, "cmd", "leased"), o)
+			} else {
+				build(t, binary, "-overlay", o.write(t), "./cmd/leased")
+			}
+			p := Plan{Fault: f, On: m.On, Seed: *flagSeed, Length: m.Length, Clients: *flagClients, Pace: *flagPace, Leased: binary}
 			if ok, why := p.Available(); !ok {
 				t.Skip(why)
 			}
