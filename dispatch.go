@@ -71,7 +71,7 @@ func (ep *endpoint) take(m micro.Request) {
 	s := ep.s
 	in := incoming{reply: m.Reply(), data: m.Data(), header: nats.Header(m.Headers()), received: time.Now()}
 	ep.count.Begin()
-	if in.reply == "" {
+	if !s.replies.allow(in.reply) {
 		ep.finish(in.received, answer{kind: kinds.NoReply})
 		return
 	}

@@ -59,6 +59,7 @@ type Service struct {
 	metrics *metrics.Metrics
 	log     *slog.Logger
 
+	replies     replySubjects
 	quick, slow chan struct{}
 	workers     *workers
 	helpers     chan struct{} // goroutines of renew_many
@@ -80,7 +81,7 @@ func Start(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger,
+	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o),
 		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{

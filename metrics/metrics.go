@@ -108,7 +108,7 @@ func New(rows []Endpoint, build Build) *Metrics {
 	}
 	m.SetNATSServer(build.NATSServer)
 
-	replies := m.counters("leased_replies_total", "Requests by endpoint and how they were answered; kind no_reply named no reply subject.", "endpoint", "kind")
+	replies := m.counters("leased_replies_total", "Requests by endpoint and how they were answered; kind no_reply named no reply subject, or one that no caller may name.", "endpoint", "kind")
 	durations := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "leased_request_duration_seconds",
 		Help: "Time from the receipt of a request to its reply.",

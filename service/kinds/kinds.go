@@ -38,8 +38,8 @@ const (
 	ReplyTooLarge    Kind = "reply_too_large"
 )
 
-// NoReply counts a request that named no reply subject: nothing was done and
-// nothing was sent.
+// NoReply counts a request that named no reply subject, or one that no caller may
+// name: nothing was done and nothing was sent.
 const NoReply Kind = "no_reply"
 
 // Applied says what a caller may conclude about its call from the kind alone.
@@ -90,7 +90,7 @@ var table = []Info{
 	{OwnerTimeout, "504", Perhaps, "forward: an attempt got no reply in time; never sent again"},
 	{RequestTooLarge, "413", No, "forward: the decoded payload does not fit the service's connection"},
 	{ReplyTooLarge, "413", Yes, "forward: the owner's reply does not fit our reply"},
-	{NoReply, "", No, "the request named no reply subject: nothing was done"},
+	{NoReply, "", No, "the request named no reply subject, or one that no caller may name: nothing was done"},
 }
 
 var byKind = func() map[Kind]Info {

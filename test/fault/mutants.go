@@ -8,7 +8,8 @@ type Mutant struct {
 	Name    string
 	Says    string
 	Changes []Change
-	Test    string // the test of package service that must fail; "": a run must
+	Test    string // the test that must fail; "": a run must
+	In      string // the directory of that test; "": service
 	Fault   string // ID of the fault under which it shows
 	On      Topology
 	// Length of the injection. Most show at once.
@@ -154,7 +155,7 @@ var Mutants = []Mutant{
 		},
 		Fault: "F0", On: R1, Length: 15 * time.Second, By: []string{"I15"}},
 
-	// These die in a test of package service.
+	// These die in a test, of package service where none is named.
 	{Name: "batch-last-revision", Says: "every write of a batch gets the revision of the last",
 		Changes: []Change{{"service/batch.go", "p.finish(last-uint64(len(batch)-1-i), nil)", "p.finish(last+0*uint64(i), nil)"}},
 		Test:    "TestBatchVerdicts"},
@@ -176,4 +177,7 @@ var Mutants = []Mutant{
 			{"service/leases.go", "if !errors.As(err, &c) || c.last == nil {", "if !errors.As(err, &c) || c.last == nil || c.last != nil {"},
 		},
 		Test: "TestSchedules"},
+	{Name: "reply-anywhere", Says: "a reply goes wherever the caller says",
+		Changes: []Change{{"replysubject.go", "subject == \"\" || subject[0] == '$' ||", "subject == \"\" ||"}},
+		Test:    "TestReplySubjects", In: "."},
 }

@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"cmp"
 	"context"
 	"os/exec"
 	"path/filepath"
@@ -44,10 +45,10 @@ func TestMutantsCompile(t *testing.T) {
 	}
 }
 
-// TestMutantsOfTests: the mutants that a test of package service must notice.
+// TestMutantsOfTests: the mutants that a test must notice.
 func TestMutantsOfTests(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds package service again for each; not with -short")
+		t.Skip("builds a package again for each; not with -short")
 	}
 	root := moduleRoot(t)
 	for _, m := range Mutants {
@@ -59,14 +60,14 @@ func TestMutantsOfTests(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			binary := filepath.Join(t.TempDir(), "mutant.test")
-			compile := exec.Command("go", "test", "-c", "-overlay", o.write(t), "-o", binary, "./service")
+			binary, in := filepath.Join(t.TempDir(), "mutant.test"), cmp.Or(m.In, "service")
+			compile := exec.Command("go", "test", "-c", "-overlay", o.write(t), "-o", binary, "./"+in)
 			compile.Dir = root
 			if out, err := compile.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			run := exec.Command(binary, "-test.run", "^"+m.Test+"$", "-test.v", "-test.timeout", "2m")
-			run.Dir = filepath.Join(root, "service")
+			run.Dir = filepath.Join(root, in)
 			out, err := run.CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "--- FAIL: "+m.Test) {
 				t.Errorf("survived %s: %s\n%v\n%s", m.Test, m.Says, err, out)
