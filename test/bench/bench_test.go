@@ -248,7 +248,13 @@ func TestFlags(t *testing.T) {
 	if !slices.Equal(o.targets, []string{"raw", "etcd"}) || !slices.Equal(o.callers, []int{1, 8}) || slices.Contains(o.workloads, "renew1m") {
 		t.Errorf("got %+v", o)
 	}
-	for _, bad := range [][]string{{"-targets", "rwa"}, {"-c", "0"}, {"-c", ""}, {"-rounds", "0"}, {"-duration", "2h"}, {"more"}} {
+	if o, err := parseFlags([]string{"-before", "old"}); err != nil || !slices.Contains(o.targets, "leased-before") {
+		t.Errorf("-before does not add its target: %v, %v", o.targets, err)
+	}
+	if slices.Contains(o.targets, "leased-before") {
+		t.Error("leased-before is a target without -before")
+	}
+	for _, bad := range [][]string{{"-targets", "rwa"}, {"-c", "0"}, {"-c", ""}, {"-rounds", "0"}, {"-targets", "leased-before"}, {"-duration", "2h"}, {"more"}} {
 		if _, err := parseFlags(bad); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
@@ -259,7 +265,7 @@ func TestFlags(t *testing.T) {
 // an error, and leave nothing behind.
 func TestSmoke(t *testing.T) {
 	o, err := parseFlags([]string{"-topologies", "r1", "-targets", "raw,kv,naive,leased,embedded,proxy", "-c", "4", "-rounds", "1",
-		"-workloads", "cycle,owner,contended,handover,forward", "-duration", "150ms", "-warm", "50ms", "-limit", "2m"})
+		"-workloads", "cycle,owner,contended,poll,handover,forward", "-duration", "150ms", "-warm", "50ms", "-limit", "2m"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +293,7 @@ func TestSmoke(t *testing.T) {
 	if cpu == 0 {
 		t.Error("no server used any CPU")
 	}
-	if want := 4*5 + 3; len(r.Cells) != want {
+	if want := 4*5 + 5 + 3; len(r.Cells) != want {
 		t.Errorf("%d cells, want %d", len(r.Cells), want)
 	}
 	var out bytes.Buffer

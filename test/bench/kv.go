@@ -60,7 +60,11 @@ func opContext() (context.Context, context.CancelFunc) {
 func (c kvCaller) acquire(key, holder string, ttl time.Duration) (uint64, error) {
 	ctx, cancel := opContext()
 	defer cancel()
-	return c.kv.Create(ctx, key, record(key, holder, "acquired", ttl), jetstream.KeyTTL(ttl))
+	revision, err := c.kv.Create(ctx, key, record(key, holder, "acquired", ttl), jetstream.KeyTTL(ttl))
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		err = errHeld
+	}
+	return revision, err
 }
 
 func (c kvCaller) renew(key, holder string, revision uint64, ttl time.Duration) (uint64, error) {
@@ -91,7 +95,7 @@ func (c kvCaller) owner(key string) (string, error) {
 func (c kvCaller) contend(ctx context.Context, key, holder string, ttl, poll time.Duration) (uint64, error) {
 	return contend(ctx, poll, func() (uint64, bool, error) {
 		revision, err := c.acquire(key, holder, ttl)
-		if errors.Is(err, jetstream.ErrKeyExists) {
+		if errors.Is(err, errHeld) {
 			return 0, false, nil
 		}
 		return revision, err == nil, err

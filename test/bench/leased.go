@@ -16,14 +16,15 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// leasedTarget is the lease service beside external servers.
-func leasedTarget() target {
+// leasedTarget is the lease service beside external servers: that of this tree, or
+// another build of it.
+func leasedTarget(name string, binary func(*env, context.Context) (string, error)) target {
 	return target{
-		name:       "leased",
+		name:       name,
 		about:      "leased serve --server, beside nats-server; on r1sync with --group-commit on",
 		topologies: []string{"r1", "r1sync", "r3"},
 		start: func(ctx context.Context, e *env, t topology) (system, error) {
-			bin, err := e.leased(ctx)
+			bin, err := binary(e, ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -85,6 +86,10 @@ func embeddedTarget() target {
 
 func (e *env) leased(ctx context.Context) (string, error) {
 	return e.binary(ctx, "leased", e.opts.leased, "github.com/leased/leased/cmd/leased")
+}
+
+func (e *env) leasedBefore(ctx context.Context) (string, error) {
+	return e.binary(ctx, "leased-before", e.opts.before, "")
 }
 
 type leasedSystem struct {

@@ -13,6 +13,7 @@
 //
 //	go run ./test/bench                                   # all but 1M leases
 //	go run ./test/bench -topologies r1 -workloads cycle -targets raw,leased -c 64
+//	go run ./test/bench -workloads poll -before OLD       # beside an older leased
 //	go run ./test/bench -json > bench.json
 //
 // Everything runs on loopback, is bounded in time and ends with this process.
@@ -41,6 +42,7 @@ type options struct {
 	conns, instances, held         int
 	json                           bool
 	natsServer, leased, etcd       string
+	before                         string // an older leased, the target leased-before
 	logf                           func(format string, args ...any)
 }
 
@@ -83,6 +85,7 @@ func parseFlags(args []string) (options, error) {
 	for _, t := range targets() {
 		targetNames = append(targetNames, t.name)
 	}
+	defaultTargets := slices.DeleteFunc(slices.Clone(targetNames), func(name string) bool { return name == "leased-before" })
 	for _, w := range workloads() {
 		workloadNames = append(workloadNames, w.name)
 		if !slices.Contains(heavy, w.name) {
@@ -92,7 +95,7 @@ func parseFlags(args []string) (options, error) {
 	for _, t := range topologies {
 		topologyNames = append(topologyNames, t.name)
 	}
-	o.targets, o.workloads, o.topologies, o.callers = targetNames, defaultWorkloads, topologyNames, []int{1, 64, 256}
+	o.targets, o.workloads, o.topologies, o.callers = defaultTargets, defaultWorkloads, topologyNames, []int{1, 64, 256}
 
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	list := func(name string, value *[]string, known []string, what string) {
@@ -130,9 +133,15 @@ func parseFlags(args []string) (options, error) {
 	f.BoolVar(&o.json, "json", false, "print JSON instead of tables")
 	f.StringVar(&o.natsServer, "nats-server", "", "nats-server to run (default: built, of the version in go.mod)")
 	f.StringVar(&o.leased, "leased", "", "leased to run (default: built from ./cmd/leased)")
+	f.StringVar(&o.before, "before", "", "older leased to run as the target leased-before, in the same rounds")
 	f.StringVar(&o.etcd, "etcd", "etcd", "etcd to run")
 	if err := f.Parse(args); err != nil {
 		return o, err
+	}
+	if named := slices.Contains(o.targets, "leased-before"); o.before != "" && !named {
+		o.targets = append(o.targets, "leased-before")
+	} else if named && o.before == "" {
+		return o, errors.New("the target leased-before needs -before")
 	}
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unknown argument %q", f.Arg(0))
@@ -145,7 +154,7 @@ func parseFlags(args []string) (options, error) {
 }
 
 func targets() []target {
-	return []target{rawTarget(), kvTarget(), naiveTarget(), leasedTarget(), embeddedTarget(), proxyTarget(), etcdTarget(), etcdSpareTarget(), redisTarget()}
+	return []target{rawTarget(), kvTarget(), naiveTarget(), leasedTarget("leased-before", (*env).leasedBefore), leasedTarget("leased", (*env).leased), embeddedTarget(), proxyTarget(), etcdTarget(), etcdSpareTarget(), redisTarget()}
 }
 
 // bench runs everything that opts select.

@@ -186,14 +186,25 @@ func (c rawCaller) owner(key string) (string, error) {
 	return holder, err
 }
 
+func (c rawCaller) poll(key, holder string, ttl time.Duration) (uint64, error) {
+	other, sequence, err := lastWrite(c.nc, key)
+	if err != nil {
+		return 0, err
+	}
+	if other != "" {
+		return 0, errHeld
+	}
+	revision, err := casWrite(c.nc, key, holder, "acquired", sequence, ttl, false)
+	if errors.Is(err, errConflict) {
+		err = errHeld
+	}
+	return revision, err
+}
+
 func (c rawCaller) contend(ctx context.Context, key, holder string, ttl, poll time.Duration) (uint64, error) {
 	return contend(ctx, poll, func() (uint64, bool, error) {
-		other, sequence, err := lastWrite(c.nc, key)
-		if other != "" || err != nil {
-			return 0, false, err
-		}
-		revision, err := casWrite(c.nc, key, holder, "acquired", sequence, ttl, false)
-		if errors.Is(err, errConflict) {
+		revision, err := c.poll(key, holder, ttl)
+		if errors.Is(err, errHeld) {
 			return 0, false, nil
 		}
 		return revision, err == nil, err

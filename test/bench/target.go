@@ -57,6 +57,12 @@ type caller interface {
 	contend(ctx context.Context, key, holder string, ttl, poll time.Duration) (uint64, error)
 }
 
+// A poller asks once for a key that somebody may hold: errHeld then. Where a target
+// has none, acquire says the same.
+type poller interface {
+	poll(key, holder string, ttl time.Duration) (revision uint64, err error)
+}
+
 // A batcher renews many leases of one holder in one call; that one of them was
 // not renewed is an error.
 type batcher interface {

@@ -61,7 +61,7 @@ func (c *wireCaller) acquire(key, holder string, ttl time.Duration) (uint64, err
 		return 0, err
 	}
 	if !bytes.Contains(reply, []byte(`"granted":true`)) {
-		return 0, fmt.Errorf("acquire: %.300s", reply)
+		return 0, fmt.Errorf("acquire: %w: %.300s", errHeld, reply)
 	}
 	return number(reply, `"revision":`)
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -64,13 +65,15 @@ func workloads() []workload {
 		{name: "owner", about: "read the holder of 1000 keys", callers: at64, held: 1_000, unit: ownerUnit(1_000)},
 		{name: "owner8", about: "read the holder of 8 keys", callers: at64, held: 1_000, unit: ownerUnit(8)},
 		{name: "contended", about: "64 callers want 8 keys; an operation is a grant, released at once", callers: at64, unit: contendedUnit},
+		{name: "poll", about: "64 callers ask for 8 keys without a pause; ops/s are grants, released at once; p50 and p99 are of one acquire, granted or denied",
+			callers: at64, only: []string{"raw", "kv", "naive", "leased-before", "leased", "embedded", "redis"}, unit: pollUnit},
 		{name: "handover", about: fmt.Sprintf("release to the grant of one who waits (or asks every %v)", pollInterval), callers: []int{8}, unit: handoverUnit},
 		{name: "expiry", about: fmt.Sprintf("end of a lease of 1 s to the grant of one who waits (or asks every %v)", pollInterval),
 			callers: []int{32}, length: 6 * time.Second, unit: expiryUnit},
 		{name: "forward", about: "1 KB to the holder and back", callers: at64, held: 1_000,
-			only: []string{"proxy", "leased", "embedded"}, base: "proxy", owners: true, unit: forwardUnit},
+			only: []string{"proxy", "leased-before", "leased", "embedded"}, base: "proxy", owners: true, unit: forwardUnit},
 		{name: "restart", about: "from SIGTERM to ready, leases held as in renew1m; p50 is the time", callers: []int{1},
-			only: []string{"leased", "embedded"}},
+			only: []string{"leased-before", "leased", "embedded"}},
 	}
 }
 
@@ -288,6 +291,34 @@ func contendedUnit(r *run, _ int) func(context.Context, *worker) error {
 		}
 		return c.release(key, holder, revision)
 	}
+}
+
+// pollUnit is one acquire, and the release if it was granted.
+func pollUnit(r *run, _ int) func(context.Context, *worker) error {
+	return func(_ context.Context, w *worker) error {
+		c, key, holder := r.session(w.id), fmt.Sprintf("polled-%d", w.id%8), holderOf(w)
+		start := time.Now()
+		revision, err := ask(c, key, holder, leaseTTL)
+		switch took := time.Since(start); {
+		case errors.Is(err, errHeld):
+			w.record(0, took, nil)
+			return nil
+		case err != nil:
+			w.record(0, took, err)
+			return err
+		default:
+			w.record(1, took, nil)
+			return c.release(key, holder, revision)
+		}
+	}
+}
+
+// ask asks once for a key that somebody may hold.
+func ask(c caller, key, holder string, ttl time.Duration) (uint64, error) {
+	if p, ok := c.(poller); ok {
+		return p.poll(key, holder, ttl)
+	}
+	return c.acquire(key, holder, ttl)
 }
 
 // handoverUnit has two sessions a worker; the one that waits is the next to
