@@ -102,8 +102,10 @@ var table = []Row{
 		Name:  "list",
 		Does:  "A page of the leases that the answering instance sees, sorted by key.",
 		Kinds: answers(kinds.Listed),
-		serve: func(_ context.Context, s *Service, r *request) (answer, error) {
-			return s.listAnswer(s.leases.List(r.Prefix, r.Holder, r.After, r.Limit))
+		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
+			return s.lists.run(ctx, r.park, func() (answer, error) {
+				return s.listAnswer(s.leases.List(r.Prefix, r.Holder, r.After, r.Limit))
+			})
 		},
 	},
 	{

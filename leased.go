@@ -62,6 +62,7 @@ type Service struct {
 	replies     replySubjects
 	quick, slow chan struct{}
 	workers     *workers
+	lists       *pace
 	helpers     chan struct{} // goroutines of renew_many
 	calls       sync.WaitGroup
 	away        atomic.Bool // front or store is not connected
@@ -81,7 +82,7 @@ func Start(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o),
+	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o), lists: newPace(),
 		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{

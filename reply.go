@@ -94,28 +94,30 @@ func leaseAnswer(r service.Result, err error) (answer, error) {
 }
 
 // listAnswer makes the reply of a page, cut where it would not fit the connection.
-func (s *Service) listAnswer(leases []service.Lease, more bool, err error) (answer, error) {
+func (s *Service) listAnswer(leases []service.Lease, next string, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	room := int(s.front.MaxPayload()) - 1024 // for what is around the leases
-	page := make([]json.RawMessage, 0, len(leases))
+	most := int(s.front.MaxPayload()) - 1024 // for what is around the leases
+	body := []byte(`{"leases":[`)
 	for i, l := range leases {
-		b := appendLease([]byte("{"), l)
-		if room -= len(b) + 1; room < 0 {
-			leases, more = leases[:i], true
+		whole := len(body)
+		if i > 0 {
+			body = append(body, ',')
+		}
+		if body = appendLease(append(body, '{'), l); len(body) > most {
+			body, next = body[:whole], ""
+			if i > 0 {
+				next = leases[i-1].Key
+			}
 			break
 		}
-		page = append(page, b)
 	}
-	body := struct {
-		Leases []json.RawMessage `json:"leases"`
-		Next   string            `json:"next,omitempty"`
-	}{Leases: page}
-	if more && len(leases) > 0 {
-		body.Next = leases[len(leases)-1].Key
+	body = append(body, ']')
+	if next != "" {
+		body = append(append(append(body, `,"next":"`...), next...), '"')
 	}
-	return encode(kinds.Listed, body)
+	return answer{kind: kinds.Listed, body: append(body, '}')}, nil
 }
 
 // helpersOfRenewMany bounds the goroutines that all renew_many calls together have

@@ -281,3 +281,24 @@ func TestShardsWithoutKeys(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// paged answers lists with one page after the other.
+type paged struct {
+	canned
+	pages []string
+}
+
+func (p *paged) request(ctx context.Context, subject string, body []byte) ([]byte, error) {
+	p.reply, p.pages = p.pages[0], p.pages[1:]
+	return p.canned.request(ctx, subject, body)
+}
+
+// TestListGoesOn: a page without leases is not the last while it names the next.
+func TestListGoesOn(t *testing.T) {
+	w := &paged{pages: []string{`{"leases":[],"next":"a"}`, `{"leases":[{` + lease + `}],"next":"l"}`, `{"leases":[]}`}}
+	s := &sharer{client: newClient(w, Options{})}
+	all, err := s.list(t.Context(), "k")
+	if err != nil || len(all) != 1 || all[0].Key != "k" || len(w.pages) != 0 || w.body != `{"prefix":"k","after":"l","limit":1000}` {
+		t.Errorf("%v, %v; asked last: %s; %d pages are left", all, err, w.body, len(w.pages))
+	}
+}

@@ -136,17 +136,18 @@ func (i *Instance) Viewing() bool { return i.view.fresh(time.Now()) }
 
 // List returns a page of the leases this instance sees, by key: those whose key
 // begins with prefix and, if holder is not empty, that holder has, with keys
-// above after, at most limit. more says that the page is not the last.
-func (i *Instance) List(prefix, holder, after string, limit int) (leases []Lease, more bool, err error) {
+// above after, at most limit. next is the after of the next page, "" after the last;
+// a page may be short, or empty, and have a next one.
+func (i *Instance) List(prefix, holder, after string, limit int) (leases []Lease, next string, err error) {
 	if err := i.Allow(OpOwner); err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	now := time.Now()
 	if !i.view.fresh(now) {
-		return nil, false, kinds.Errorf(kinds.Unavailable, "this instance has not seen the whole bucket yet")
+		return nil, "", kinds.Errorf(kinds.Unavailable, "this instance has not seen the whole bucket yet")
 	}
-	leases, more = i.view.page(now, prefix, holder, after, limit)
-	return leases, more, nil
+	leases, next = i.view.page(now, prefix, holder, after, limit)
+	return leases, next, nil
 }
 
 // Held is how many leases the view knows that are not over.

@@ -3,6 +3,8 @@ package service
 import (
 	"hash/maphash"
 	"iter"
+	"slices"
+	"sort"
 )
 
 // table has the items of some keys. There may be millions of them, so it is made of
@@ -12,6 +14,7 @@ import (
 type table struct {
 	seed  maphash.Seed
 	index map[uint32]uint32 // hash of a key: the first slot of a key that has it
+	order [][]uint32        // the slots in use by key, in blocks: all keys of one are below those of the next
 	pages []*[pageSlots]slot
 	made  uint32 // slots that were ever in use: 1 to made
 	free  uint32 // the first of them that is not any more
@@ -73,6 +76,7 @@ func (t *table) add(hash uint64, key, holder, meta string) (n uint32, it *slot) 
 	it.link = t.index[short(hash)]
 	t.index[short(hash)] = n
 	t.write(it, key, holder, meta)
+	t.sort(n, key)
 	t.items++
 	t.most = max(t.most, t.items)
 	return n, it
@@ -82,6 +86,7 @@ func (t *table) add(hash uint64, key, holder, meta string) (n uint32, it *slot) 
 func (t *table) remove(n uint32) {
 	it := t.at(n)
 	t.unlink(short(maphash.Bytes(t.seed, t.key(it))), n)
+	t.unsort(string(t.key(it)))
 	t.texts.unused += it.length()
 	*it = slot{link: t.free}
 	t.free = n
@@ -111,6 +116,75 @@ func (t *table) all() iter.Seq2[uint32, *slot] {
 		for n := uint32(1); n <= t.made; n++ {
 			if it := t.at(n); it.key != 0 && !yield(n, it) {
 				return
+			}
+		}
+	}
+}
+
+// orderBlock is how many slots a block of the order has room for.
+const orderBlock = 256
+
+// seek finds the first key at or above key: number i of block b. There is none if b is
+// the number of blocks.
+func (t *table) seek(key string) (b, i int) {
+	reaches := func(n uint32) bool { return string(t.key(t.at(n))) >= key }
+	b = sort.Search(len(t.order), func(b int) bool { return reaches(t.order[b][len(t.order[b])-1]) })
+	if b == len(t.order) {
+		return b, 0
+	}
+	return b, sort.Search(len(t.order[b]), func(i int) bool { return reaches(t.order[b][i]) })
+}
+
+// sort puts slot n, whose key is not in the order, in its place. A key above all others
+// leaves full blocks behind: keys often come in order.
+func (t *table) sort(n uint32, key string) {
+	b, i := t.seek(key)
+	if b == len(t.order) {
+		if b == 0 || len(t.order[b-1]) == orderBlock {
+			t.order = append(t.order, make([]uint32, 0, orderBlock))
+			b++
+		}
+		t.order[b-1] = append(t.order[b-1], n)
+		return
+	}
+	if len(t.order[b]) == orderBlock {
+		const half = orderBlock / 2
+		above := append(make([]uint32, 0, orderBlock), t.order[b][half:]...)
+		t.order[b] = t.order[b][:half]
+		t.order = slices.Insert(t.order, b+1, above)
+		if i > half {
+			b, i = b+1, i-half
+		}
+	}
+	t.order[b] = slices.Insert(t.order[b], i, n)
+}
+
+// unsort takes key, which has a slot, out of the order. Two blocks that fill half of
+// one become one.
+func (t *table) unsort(key string) {
+	b, i := t.seek(key)
+	t.order[b] = slices.Delete(t.order[b], i, i+1)
+	if len(t.order[b]) == 0 {
+		t.order = slices.Delete(t.order, b, b+1)
+		return
+	}
+	if b > 0 && (b+1 == len(t.order) || len(t.order[b-1]) < len(t.order[b+1])) {
+		b--
+	}
+	if b+1 < len(t.order) && len(t.order[b])+len(t.order[b+1]) <= orderBlock/2 {
+		t.order[b] = append(t.order[b], t.order[b+1]...)
+		t.order = slices.Delete(t.order, b+1, b+2)
+	}
+}
+
+// from are the slots in use whose keys are at or above key, by key.
+func (t *table) from(key string) iter.Seq[*slot] {
+	return func(yield func(*slot) bool) {
+		for b, i := t.seek(key); b < len(t.order); b, i = b+1, 0 {
+			for _, n := range t.order[b][i:] {
+				if !yield(t.at(n)) {
+					return
+				}
 			}
 		}
 	}

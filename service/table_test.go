@@ -55,6 +55,18 @@ func TestTable(t *testing.T) {
 		if shown != len(model) {
 			t.Fatalf("%s (seed %v): %d items of %d are shown", when, seed, shown, len(model))
 		}
+		sorted, before := 0, ""
+		for it := range s.from("") {
+			if key := string(s.key(it)); key <= before || key == "" {
+				t.Fatalf("%s (seed %v): %q comes after %q", when, seed, key, before)
+			} else {
+				before = key
+			}
+			sorted++
+		}
+		if sorted != len(model) || len(s.order) > 4*sorted/orderBlock+1 {
+			t.Fatalf("%s (seed %v): %d items of %d are in order, in %d blocks", when, seed, sorted, len(model), len(s.order))
+		}
 		stands := map[uint32]int{}
 		for i, d := range s.due {
 			if d.at == s.at(d.slot).sched && s.at(d.slot).key != 0 {

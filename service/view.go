@@ -1,13 +1,11 @@
 package service
 
 import (
-	"bytes"
 	"container/heap"
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -440,54 +438,6 @@ func (v *view) lastEnd() time.Time {
 		return time.Time{}
 	}
 	return v.start.Add(time.Duration(last))
-}
-
-// page returns the leases with the smallest keys above after that match and are
-// certainly not over, sorted by key: at most limit of them, and whether there
-// are more.
-func (v *view) page(now time.Time, prefix, holder, after string, limit int) (leases []Lease, more bool) {
-	local := v.local(now)
-	top, begins := &topKeys{}, []byte(prefix)
-	for i := range v.shards {
-		sh := &v.shards[i]
-		sh.mu.Lock()
-		for _, it := range sh.all() {
-			key := sh.key(it)
-			switch {
-			case !it.isLease(), local >= it.safe, string(key) <= after, !bytes.HasPrefix(key, begins), holder != "" && string(sh.holder(it)) != holder:
-				continue
-			case top.Len() > limit && string(key) >= (*top)[0].Key:
-				continue
-			}
-			e := sh.entry(string(key), it)
-			heap.Push(top, leaseOf(e.Record, e.Revision, time.Duration(it.safe-local)))
-			if top.Len() > limit+1 {
-				heap.Pop(top)
-			}
-		}
-		sh.mu.Unlock()
-	}
-	leases = *top
-	slices.SortFunc(leases, func(a, b Lease) int { return strings.Compare(a.Key, b.Key) })
-	if len(leases) > limit {
-		return leases[:limit], true
-	}
-	return leases, false
-}
-
-// topKeys is a heap with the largest key on top.
-type topKeys []Lease
-
-func (t topKeys) Len() int           { return len(t) }
-func (t topKeys) Less(i, j int) bool { return t[i].Key > t[j].Key }
-func (t topKeys) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
-func (t *topKeys) Push(x any)        { *t = append(*t, x.(Lease)) }
-func (t *topKeys) Pop() any {
-	old := *t
-	n := len(old) - 1
-	x := old[n]
-	*t = old[:n]
-	return x
 }
 
 // Expiry in the view: the stages an ended lease goes through.

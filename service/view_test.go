@@ -67,7 +67,7 @@ func TestViewGivesRoomBack(t *testing.T) {
 			}
 			for i := range v.shards {
 				sh := &v.shards[i]
-				if sh.items != 0 || len(sh.pages) > 1 || sh.texts.size > 2*textBlock || len(sh.due) > 64 || len(sh.index) != 0 {
+				if sh.items != 0 || len(sh.order) != 0 || len(sh.pages) > 1 || sh.texts.size > 2*textBlock || len(sh.due) > 64 || len(sh.index) != 0 {
 					t.Fatalf("a shard of %d has %d items, %d hashes, %d pages, %d bytes of text and %d due", leases/len(v.shards), sh.items, len(sh.index), len(sh.pages), sh.texts.size, len(sh.due))
 				}
 			}

@@ -30,6 +30,7 @@ type cell struct {
 	RSS        int64              `json:"rss_bytes"`          // all server processes together
 	RSSByName  map[string]int64   `json:"rss_bytes_by"`       // the same by kind of process
 	Held       int                `json:"held,omitempty"`     // leases held while the cell ran
+	Pages      int                `json:"pages,omitempty"`    // of lists, that were read meanwhile
 	LoadCPU    float64            `json:"load_cpu_ms_per_1k"` // the generator's own
 	Foreign    float64            `json:"foreign_cpus"`       // CPUs that the rest of the machine used meanwhile: noise
 	Errors     int                `json:"errors"`             // operations that failed, not counted in Ops

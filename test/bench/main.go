@@ -47,7 +47,7 @@ type options struct {
 }
 
 // heavy workloads run only when they are named.
-var heavy = []string{"renew1m", "restart"}
+var heavy = []string{"renew1m", "list1m", "restart"}
 
 func main() {
 	if len(os.Args) == 4 && os.Args[1] == "serve" {
@@ -87,6 +87,9 @@ func parseFlags(args []string) (options, error) {
 	}
 	defaultTargets := slices.DeleteFunc(slices.Clone(targetNames), func(name string) bool { return name == "leased-before" })
 	for _, w := range workloads() {
+		if w.with != "" {
+			continue
+		}
 		workloadNames = append(workloadNames, w.name)
 		if !slices.Contains(heavy, w.name) {
 			defaultWorkloads = append(defaultWorkloads, w.name)
@@ -128,7 +131,7 @@ func parseFlags(args []string) (options, error) {
 	f.DurationVar(&o.warm, "warm", 500*time.Millisecond, "time before it that is not measured")
 	f.DurationVar(&o.limit, "limit", time.Hour, "end of the whole run")
 	f.IntVar(&o.conns, "conns", 2, "NATS or etcd connections the callers share, at least one a server")
-	f.IntVar(&o.held, "held", 1_000_000, "leases held in renew1m and restart")
+	f.IntVar(&o.held, "held", 1_000_000, "leases held in renew1m, list1m and restart")
 	f.IntVar(&o.instances, "instances", 1, "leased processes beside external servers")
 	f.BoolVar(&o.json, "json", false, "print JSON instead of tables")
 	f.StringVar(&o.natsServer, "nats-server", "", "nats-server to run (default: built, of the version in go.mod)")
@@ -196,10 +199,10 @@ type lane struct {
 func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
 	var todo [][]workload
 	for _, w := range workloads() {
-		if !slices.Contains(e.opts.workloads, w.name) {
+		if !slices.Contains(e.opts.workloads, w.name) && !slices.Contains(e.opts.workloads, w.with) {
 			continue
 		}
-		if slices.Contains(heavy, w.name) {
+		if slices.Contains(heavy, w.name) || slices.Contains(heavy, w.with) {
 			w.held = e.opts.held
 		}
 		if last := len(todo) - 1; last >= 0 && w.group != "" && w.group == todo[last][0].group {
@@ -257,6 +260,10 @@ func (w workload) has(t target) bool {
 func benchGroup(ctx context.Context, e *env, t topology, group []workload, runs []*run, rep *report) error {
 	of := [][]*run{runs}
 	for _, w := range group[1:] {
+		if w.with != "" {
+			of = append(of, runs)
+			continue
+		}
 		own, end := startAll(ctx, e, t, rep, []workload{w})
 		defer end()
 		of = append(of, own)
@@ -329,13 +336,23 @@ func benchLanes(ctx context.Context, e *env, t topology, callers int, lanes []la
 			if w.unit == nil {
 				c = restart(ctx, system)
 			} else {
+				end := lanes[i].run.list(ctx, w.listers)
 				c = drive(ctx, callers, e.opts.warm, max(e.opts.length, w.length)/shorter, system.procs(), lanes[i].unit)
+				c.Pages = end()
 			}
 			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, lanes[i].run.target.name, round, w.held
 			rep.Cells = append(rep.Cells, c)
-			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s",
-				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError)
+			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s%s",
+				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError, pagesOf(c))
 		}
 	}
 	return nil
+}
+
+// pagesOf tells of the pages that were read beside a cell.
+func pagesOf(c cell) string {
+	if c.Pages == 0 {
+		return ""
+	}
+	return fmt.Sprintf("  %d pages beside it", c.Pages)
 }

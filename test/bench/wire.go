@@ -124,6 +124,23 @@ func (c *wireCaller) forward(key, holder string, payload []byte) error {
 	return nil
 }
 
+// list is asked beside the session's other calls: it has a body of its own.
+func (c *wireCaller) list(after string, limit int) (next string, err error) {
+	body := strconv.AppendInt([]byte(`{"limit":`), int64(limit), 10)
+	if after != "" {
+		body = append(append(append(body, `,"after":"`...), after...), '"')
+	}
+	reply, err := c.nc.Request(c.prefix+"list", append(body, '}'), opTimeout)
+	if err != nil {
+		return "", fmt.Errorf("list: %w", err)
+	}
+	if reply.Header.Get("Nats-Service-Error-Code") != "" {
+		return "", fmt.Errorf("list: %.300s", reply.Data)
+	}
+	tail := reply.Data[max(0, len(reply.Data)-200):] // next is the last member
+	return text(tail, `"next":`), nil
+}
+
 func (c *wireCaller) batches() bool { return c.many }
 
 func (c *wireCaller) renewMany(holder string, keys []string, revisions []uint64, ttl time.Duration) ([]uint64, error) {

@@ -39,7 +39,11 @@ type workload struct {
 	// group is shared by workloads one after the other that are compared with each
 	// other: they run in the same rounds, each on contestants of its own.
 	group string
-	unit  func(r *run, callers int) func(ctx context.Context, w *worker) error
+	// with is the workload whose contestants this one shares: it runs whenever that
+	// one does, in the same rounds.
+	with    string
+	listers int // who follow the pages of all leases meanwhile, and begin again
+	unit    func(r *run, callers int) func(ctx context.Context, w *worker) error
 }
 
 func (w workload) baseline() string {
@@ -53,6 +57,10 @@ func workloads() []workload {
 	at64 := []int{64}
 	renewOver := func(name string, n int) workload {
 		return workload{name: name, about: fmt.Sprintf("renew, %d leases held", n), callers: at64, held: n, group: "renew", unit: renewUnit}
+	}
+	listOver := func(name, with, about string, listers int) workload {
+		return workload{name: name, about: "renew, leases held as in renew1m, " + about, callers: at64, group: "list", with: with,
+			listers: listers, only: []string{"leased-before", "leased", "embedded"}, base: "leased", unit: renewUnit}
 	}
 	return []workload{
 		{name: "cycle", about: "acquire a free key, 3 renewals, release; each call is one operation", unit: cycleUnit},
@@ -72,6 +80,9 @@ func workloads() []workload {
 			callers: []int{32}, length: 6 * time.Second, unit: expiryUnit},
 		{name: "forward", about: "1 KB to the holder and back", callers: at64, held: 1_000,
 			only: []string{"proxy", "leased-before", "leased", "embedded"}, base: "proxy", owners: true, unit: forwardUnit},
+		listOver("list1m", "", "nobody lists them", 0),
+		listOver("list1m-1", "list1m", "one lists them", 1),
+		listOver("list1m-64", "list1m", "64 list them", 64),
 		{name: "restart", about: "from SIGTERM to ready, leases held as in renew1m; p50 is the time", callers: []int{1},
 			only: []string{"leased-before", "leased", "embedded"}},
 	}
@@ -161,6 +172,36 @@ func parallel(ctx context.Context, n, from, to int, f func(w, i int) error) erro
 	}
 	all.Wait()
 	return context.Cause(ctx)
+}
+
+// A pager reads one page of the leases.
+type pager interface {
+	list(after string, limit int) (next string, err error)
+}
+
+// list lets n callers read the pages of all leases until the end is called, which tells
+// how many pages there were. Where a page is refused it is asked for again.
+func (r *run) list(ctx context.Context, n int) (end func() (pages int)) {
+	ctx, cancel := context.WithCancel(ctx)
+	var pages atomic.Int64
+	var all sync.WaitGroup
+	for i := range n {
+		c := r.callers[i].(pager)
+		all.Go(func() {
+			for after := ""; ctx.Err() == nil; {
+				next, err := c.list(after, 100)
+				if err == nil {
+					after = next
+					pages.Add(1)
+				}
+			}
+		})
+	}
+	return func() int {
+		cancel()
+		all.Wait()
+		return int(pages.Load())
+	}
 }
 
 // restart is one restart as a cell.
