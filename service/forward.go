@@ -51,7 +51,8 @@ type Forwarded struct {
 type Forwarder struct {
 	leases *Leases
 	nc     *nats.Conn
-	inbox  string // subject prefix of the owners' inboxes
+	out    requests // on nc
+	inbox  string   // subject prefix of the owners' inboxes
 	obs    Observer
 }
 
@@ -110,7 +111,7 @@ func (f *Forwarder) attempt(ctx context.Context, key string, to Forwarded, paylo
 	}
 	// The reply subject is new for each attempt, so a late answer to one is
 	// never taken for the answer to another.
-	reply, err := f.nc.RequestMsgWithContext(ctx, msg)
+	reply, err := f.out.ask(ctx, msg)
 	switch {
 	case err == nil:
 	case errors.Is(err, nats.ErrNoResponders):

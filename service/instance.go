@@ -76,7 +76,7 @@ func Open(o Options) (*Instance, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
 		Leases:    l,
-		Forwarder: &Forwarder{leases: l, nc: o.Hop, inbox: o.EventPrefix + ".inbox", obs: o.Observer},
+		Forwarder: &Forwarder{leases: l, nc: o.Hop, out: requests{nc: o.Hop}, inbox: o.EventPrefix + ".inbox", obs: o.Observer},
 		id:        id, js: j, keeper: k, stop: stop,
 	}
 	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id}
@@ -196,10 +196,15 @@ type peerNews struct {
 	end   time.Time // local: when the last lease they know is over
 }
 
+// peersInbox is the prefix of the inboxes where the other instances answer. Their answers
+// are published by the connection that publishes wherever a caller says, and that one
+// need not be allowed to reach any other inbox of the service.
+const peersInbox = "peers."
+
 // askPeers gathers what the other instances show, as long as wait; nobody may be
 // there.
 func askPeers(ctx context.Context, nc *nats.Conn, name, self string, wait time.Duration) (news peerNews) {
-	inbox := nc.NewInbox()
+	inbox := newInbox(nc, peersInbox)
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
 		return news

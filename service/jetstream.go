@@ -67,10 +67,10 @@ var refusals = map[uint16]bool{
 // Store.
 type js struct {
 	nc    *nats.Conn
-	out   requests // of the calls; what is rare goes through nc.Request
-	near  *near    // a shorter way for writes; nil: there is none
-	api   string   // "$JS.API." or what a domain or prefix makes of it
-	put   string   // subject of a key's message without the key
+	out   requests
+	near  *near  // a shorter way for writes; nil: there is none
+	api   string // "$JS.API." or what a domain or prefix makes of it
+	put   string // subject of a key's message without the key
 	clock *clock
 	// seen is set once JetStream has answered anything at all.
 	seen atomic.Bool
@@ -108,7 +108,7 @@ type apiError = jetstream.APIError
 // request asks the JetStream API and decodes the reply into out. A refusal
 // comes back as *apiError, silence as ErrNoAnswer.
 func (j *js) request(ctx context.Context, subject string, body []byte, out any) error {
-	msg, err := j.nc.RequestWithContext(ctx, j.api+subject, body)
+	msg, err := j.out.ask(ctx, &nats.Msg{Subject: j.api + subject, Data: body})
 	if err != nil {
 		return fmt.Errorf("%w (%s): %w", ErrNoAnswer, subject, err)
 	}

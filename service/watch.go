@@ -66,7 +66,7 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 	for len(reset) > 0 {
 		<-reset
 	}
-	inbox := w.js.nc.NewInbox()
+	inbox := newInbox(w.js.nc, "")
 	msgs := make(chan *nats.Msg, 64*1024)
 	sub, err := w.js.nc.ChanSubscribe(inbox, msgs)
 	if err != nil {

@@ -180,4 +180,7 @@ var Mutants = []Mutant{
 	{Name: "reply-anywhere", Says: "a reply goes wherever the caller says",
 		Changes: []Change{{"replysubject.go", "subject == \"\" || subject[0] == '$' ||", "subject == \"\" ||"}},
 		Test:    "TestReplySubjects", In: "."},
+	{Name: "counted-requests", Says: "the reply subjects of requests are counted",
+		Changes: []Change{{"service/requests.go", "\tfor id = r.ids.Uint64(); r", "\tfor id = uint64(len(r.open)) + 1; r"}},
+		Test:    "TestReplySubjectsCannotBeGuessed"},
 }
