@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,8 +25,9 @@ type ChildOptions struct {
 	Port        int    // for clients; default a free one
 	StoreDir    string // default one that goes with the test
 	NoJetStream bool
-	Sync        string // sync_interval, "always" or a duration; default that of nats-server
-	Config      string // more of nats-server's configuration, after what the fields above make
+	Sync        string        // sync_interval, "always" or a duration; default that of nats-server
+	Config      string        // more of nats-server's configuration, after what the fields above make
+	User        *url.Userinfo // who the URL, and what connects by it, claims to be, where Config has users
 }
 
 // ChildServer is a nats-server as a child process. Restart keeps its ports and store.
@@ -35,6 +37,7 @@ type ChildServer struct {
 	URL     string
 	Monitor string // URL of the monitoring port, such as http://127.0.0.1:8222
 	Version string
+	listen  string
 }
 
 // Child starts a nats-server of the given version and waits until it is healthy.
@@ -85,9 +88,10 @@ func newChild(t testing.TB, o ChildOptions) *ChildServer {
 	return &ChildServer{
 		Process: newProcess(t, fmt.Sprintf("nats-server %s %s", o.Version, o.Name), binary, []string{"-c", file}),
 		Name:    o.Name,
-		URL:     fmt.Sprintf("nats://127.0.0.1:%d", o.Port),
+		URL:     (&url.URL{Scheme: "nats", User: o.User, Host: fmt.Sprintf("127.0.0.1:%d", o.Port)}).String(),
 		Monitor: fmt.Sprintf("http://127.0.0.1:%d", monitor),
 		Version: o.Version,
+		listen:  fmt.Sprintf("127.0.0.1:%d", o.Port),
 	}
 }
 
@@ -135,14 +139,14 @@ func (s *ChildServer) Healthy() error {
 	if body, err := io.ReadAll(resp.Body); (resp.StatusCode != http.StatusOK && !bytes.Contains(body, []byte(orphan))) || err != nil {
 		return fmt.Errorf("/healthz: %s %s %v", resp.Status, body, err)
 	}
-	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL, "nats://"), 2*time.Second)
+	conn, err := net.DialTimeout("tcp", s.listen, 2*time.Second)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(2 * time.Second))
 	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
-		return fmt.Errorf("no INFO from %s: %w", s.URL, err)
+		return fmt.Errorf("no INFO from %s: %w", s.listen, err)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 // output keeps the last lines that a server or process wrote.
 type output struct {
+	held   sync.Mutex // locked while nothing is taken
 	mu     sync.Mutex
 	text   []byte
 	rest   []byte // begun line, not yet given to onLine
@@ -20,6 +21,8 @@ type output struct {
 const outputLimit = 1 << 20
 
 func (o *output) Write(p []byte) (int, error) {
+	o.held.Lock()
+	defer o.held.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.text = append(o.text, p...)

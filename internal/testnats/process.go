@@ -80,6 +80,13 @@ func (p *Process) PID() int {
 // Output is what the process has written so far, standard output and error together.
 func (p *Process) Output() string { return p.out.String() }
 
+// HoldOutput reads nothing more of what the process writes, until release: its pipe
+// fills, and who writes to it waits.
+func (p *Process) HoldOutput() (release func()) {
+	p.out.held.Lock()
+	return p.out.held.Unlock
+}
+
 // Running tells whether the process has been started and has not ended; a paused one is running.
 func (p *Process) Running() bool {
 	_, done := p.current()

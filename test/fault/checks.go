@@ -498,6 +498,34 @@ const (
 	horizonSlack = 250 * time.Millisecond
 )
 
+// Wrong tells what in e alone is not as the service writes it.
+func (e *Entry) Wrong() (why []string) {
+	if !e.Ours {
+		return []string{fmt.Sprintf("a message that is not ours (headers %v)", e.Header)}
+	}
+	if e.Header.Get(hdrEvent) != e.Record.Event {
+		why = append(why, fmt.Sprintf("header says %q", e.Header.Get(hdrEvent)))
+	}
+	if _, ok := e.Expected(); !ok {
+		why = append(why, "no expected sequence")
+	}
+	if e.Header.Get(hdrStream) != bucketStream {
+		why = append(why, "no expected stream")
+	}
+	if e.Header.Get(hdrRollup) != "" || e.Header.Get(hdrMsgID) != "" || e.Header.Get(hdrReason) != "" {
+		why = append(why, "rolls up, has a message id or is a marker")
+	}
+	switch ttl, ok := headerTTL(e.Header.Get(hdrTTL)); {
+	case !ok:
+		why = append(why, "no TTL: lives for ever")
+	case e.IsLease() && ttl < e.TTL():
+		why = append(why, "Nats-TTL is shorter than the lease")
+	case !e.IsLease() && e.Header.Get(hdrKVOp) != "PURGE":
+		why = append(why, "a tombstone without KV-Operation PURGE")
+	}
+	return why
+}
+
 func checkTTL(r *Run) (vs []Violation) {
 	for key, entries := range r.Log.ByKey {
 		if r.Foreign[key] {
@@ -508,37 +536,17 @@ func checkTTL(r *Run) (vs []Violation) {
 			bad := func(format string, args ...any) {
 				vs = append(vs, Violation{"I8", key, fmt.Sprintf(format, args...) + ": " + e.String()})
 			}
-			if !e.Ours {
-				bad("a message that is not ours (headers %v)", e.Header)
-				continue
-			}
-			if e.Header.Get(hdrEvent) != e.Record.Event {
-				bad("header says %q", e.Header.Get(hdrEvent))
-			}
-			if _, ok := e.Expected(); !ok {
-				bad("no expected sequence")
-			}
-			if e.Header.Get(hdrStream) != bucketStream {
-				bad("no expected stream")
-			}
-			if e.Header.Get(hdrRollup) != "" || e.Header.Get(hdrMsgID) != "" || e.Header.Get(hdrReason) != "" {
-				bad("rolls up, has a message id or is a marker")
+			for _, why := range e.Wrong() {
+				bad("%s", why)
 			}
 			ttl, ok := headerTTL(e.Header.Get(hdrTTL))
-			left := horizon.Sub(e.Time)
-			if r.clockFault() {
+			if !e.Ours || !ok || r.clockFault() {
 				// Until it reads the moved clock again the service reckons with the old
 				// one: what is left of a horizon is anything.
-				if !ok {
-					bad("no TTL: lives for ever")
-				} else if ttl < e.TTL() && e.IsLease() {
-					bad("Nats-TTL is shorter than the lease")
-				}
 				continue
 			}
+			left := horizon.Sub(e.Time)
 			switch {
-			case !ok:
-				bad("no TTL: lives for ever")
 			case e.IsLease() && ttl == e.TTL():
 				if left > ttl+horizonSlack {
 					bad("an earlier revision outlives it by %v and can come back", left-ttl)
@@ -550,17 +558,13 @@ func checkTTL(r *Run) (vs []Violation) {
 					own = max(left, e.Record.Horizon.Sub(e.Record.WrittenAt))
 				}
 				switch {
-				case ttl < e.TTL():
-					bad("Nats-TTL is shorter than the lease")
+				case ttl < e.TTL(): // said above
 				case own < e.TTL():
 					bad("Nats-TTL is not the lease's, and no horizon asks for it")
 				case ttl < left || ttl > max(own, 0)+ttlExcess:
 					bad("Nats-TTL does not fit what is left of the horizon, %v", own)
 				}
 			default:
-				if e.Header.Get(hdrKVOp) != "PURGE" {
-					bad("a tombstone without KV-Operation PURGE")
-				}
 				if own := max(left, 0); ttl < own+tombstoneLives-ttlSlack || ttl > max(own, e.Record.Horizon.Sub(e.Time))+tombstoneLives+ttlExcess {
 					bad("a tombstone's TTL does not fit what is left of the horizon, %v", own)
 				}

@@ -3,6 +3,7 @@ package fault
 import (
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"sort"
@@ -121,6 +122,7 @@ type Clash struct {
 // and from the change events; a message that either of them saw is in it.
 type Log struct {
 	clock *Clock
+	read  Reader
 
 	mu      sync.Mutex
 	bySeq   map[uint64]*Entry
@@ -128,10 +130,55 @@ type Log struct {
 	clashes []Clash
 	first   uint64 // lowest sequence that was to be seen
 	last    uint64 // highest sequence known to exist
+
+	passed map[uint64]uint64 // sequences that were not kept, with a hash of what was stored
+	order  []uint64          // of them, the oldest first
 }
 
 // NewLog makes an empty log on the run's clock.
 func NewLog(c *Clock) *Log { return &Log{clock: c, bySeq: map[uint64]*Entry{}} }
+
+// Reader judges a stream that is too long to be kept.
+type Reader struct {
+	// Keep says which keys the log keeps all the same.
+	Keep func(key string) bool
+	// Entry is told each message of the stream once, Event each change event. They
+	// are called one after the other and must not call the log.
+	Entry func(*Entry)
+	Event func(Event)
+}
+
+// NewReadLog makes an empty log that hands over what it takes.
+func NewReadLog(c *Clock, r Reader) *Log {
+	l := NewLog(c)
+	l.read, l.passed = r, map[uint64]uint64{}
+	return l
+}
+
+// passedKept is for how many sequences that are not kept the log knows that it
+// has handed them over: a change event and the consumer are never that far apart.
+const passedKept = 100_000
+
+// pass hands e over, once, and says whether it is to be kept too.
+func (l *Log) pass(e *Entry) (keep bool) {
+	h := fnv.New64a()
+	h.Write([]byte(e.Key))
+	h.Write(e.Body)
+	if old, ok := l.passed[e.Seq]; ok {
+		if old != h.Sum64() {
+			l.clashes = append(l.clashes, Clash{e.Seen, fmt.Sprintf("sequence %d had another message before %v", e.Seq, e)})
+		}
+		return false
+	}
+	l.passed[e.Seq] = h.Sum64()
+	if l.order = append(l.order, e.Seq); len(l.order) > passedKept {
+		delete(l.passed, l.order[0])
+		l.order = l.order[1:]
+	}
+	l.last = max(l.last, e.Seq)
+	l.read.Entry(e)
+	return l.read.Keep(e.Key)
+}
 
 // add stores one message. A second, different message under a known sequence is
 // kept as a clash: the stream told two stories.
@@ -142,6 +189,9 @@ func (l *Log) add(e *Entry) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.read.Entry != nil && !l.pass(e) {
+		return
+	}
 	if old := l.bySeq[e.Seq]; old != nil {
 		if old.Key != e.Key || string(old.Body) != string(e.Body) {
 			l.clashes = append(l.clashes, Clash{e.Seen, fmt.Sprintf("sequence %d is both %v and %v", e.Seq, old, e)})
@@ -166,7 +216,12 @@ func (l *Log) republished(subscriber int, m *nats.Msg) {
 	ev.Seq, _ = strconv.ParseUint(m.Header.Get(hdrSeq), 10, 64)
 	ev.Last, _ = strconv.ParseUint(m.Header.Get(hdrLast), 10, 64)
 	l.mu.Lock()
-	l.events = append(l.events, ev)
+	if l.read.Event != nil {
+		l.read.Event(ev)
+	}
+	if l.read.Keep == nil || l.read.Keep(ev.Key) {
+		l.events = append(l.events, ev)
+	}
 	l.mu.Unlock()
 	if t, err := time.Parse(time.RFC3339Nano, m.Header.Get(hdrTime)); err == nil && ev.Seq != 0 {
 		l.add(&Entry{Seq: ev.Seq, Key: ev.Key, Time: t, Header: m.Header, Body: m.Data})

@@ -23,13 +23,14 @@ type Tap struct {
 	reads atomic.Uint64 // messages the consumer brought
 }
 
-// StartTap starts copying into log. urls are the client URLs of the servers.
-func StartTap(log *Log, urls []string) (*Tap, error) {
+// StartTap starts copying into log. urls are the client URLs of the servers,
+// options more ways to connect to them.
+func StartTap(log *Log, urls []string, options ...nats.Option) (*Tap, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	t := &Tap{log: log, stop: stop}
 	for i, url := range urls {
 		// One server each and no other: an order is promised per server only.
-		nc, err := nats.Connect(url, connOptions(fmt.Sprintf("tap-%d", i))...)
+		nc, err := nats.Connect(url, append(connOptions(fmt.Sprintf("tap-%d", i)), options...)...)
 		if err == nil {
 			t.conns = append(t.conns, nc)
 			_, err = nc.Subscribe(eventPrefix+">", func(m *nats.Msg) { log.republished(i, m) })
