@@ -1,6 +1,6 @@
 # Longer suites than `go test ./...`; each prints what it needs and what it did.
 
-.PHONY: build test race lint fuzz fuzz-slice fault fault-slice fault-long mutants bench
+.PHONY: build test race lint fuzz fuzz-slice fault fault-slice fault-long hostile hostile-long mutants bench
 
 GO ?= go
 FUZZTIME ?= 60s
@@ -48,6 +48,16 @@ fault:
 
 fault-long:
 	$(FAULT) -timeout 150m -fault.total 60m -fault.table $(CURDIR)/docs/RELIABILITY.table
+
+# Everything that callers and crowds can do, at once, beside honest holders;
+# test/hostile/doc.go says what is judged. Five minutes in all, and 45 in each topology.
+HOSTILE = $(GO) test ./test/hostile -run 'TestHostile$$' -v
+
+hostile:
+	$(HOSTILE) -timeout 15m -hostile.length 1m45s
+
+hostile-long:
+	$(HOSTILE) -timeout 120m -hostile.length 45m
 
 mutants:
 	$(GO) test ./test/fault -run TestMutants -fault.mutants -timeout 90m -v

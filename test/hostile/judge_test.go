@@ -54,7 +54,8 @@ func (j *judge) found(what, format string, args ...any) {
 
 func (j *judge) foundLocked(what, format string, args ...any) {
 	if j.counts[what]++; len(j.wrong[what]) < inWords {
-		j.wrong[what] = append(j.wrong[what], fmt.Sprintf("%.1f s: ", float64(j.clock.Now())/1e9)+fmt.Sprintf(format, args...))
+		words := fmt.Sprintf("%.1f s: ", float64(j.clock.Now())/1e9) + fmt.Sprintf(format, args...)
+		j.wrong[what] = append(j.wrong[what], words[:min(len(words), 1000)])
 	}
 }
 
