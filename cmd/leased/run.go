@@ -36,7 +36,7 @@ type runCmd struct {
 	logFlags
 	Key     string        `arg:"" help:"What to lease; with --shards the group."`
 	Command []string      `arg:"" optional:"" passthrough:"partial" placeholder:"-- CMD ..." help:"The command and its arguments."`
-	TTL     time.Duration `name:"ttl" default:"15s" placeholder:"DURATION" help:"How long the lease lasts without a renewal; it is renewed every third of it: whole seconds, 1s to 10m (default 15s)."`
+	TTL     time.Duration `name:"ttl" default:"15s" placeholder:"DURATION" help:"How long the lease lasts without a renewal; it is renewed every third of it: whole seconds, 1s to 10m, on a cluster at least 10s (default 15s)."`
 	NoWait  bool          `short:"n" help:"Do not wait while another holds the key: exit 75."`
 	Wait    time.Duration `short:"w" placeholder:"DURATION" help:"How long to wait for the key, then exit 75 (default for ever)."`
 	Holder  string        `placeholder:"ID" help:"Holder id, unique per process (default a new one)."`
@@ -89,7 +89,7 @@ off the list --grace before. A key that is lost costs the command's life; it is
 started again with the keys that are left.
 
     leased run nightly -- ./backup.sh
-    leased run --restart --ttl 5s leader -- ./server --port 8080
+    leased run --restart --ttl 10s leader -- ./server --port 8080
     leased run --shards 0-63 jobs -- ./worker`
 }
 
