@@ -72,6 +72,8 @@ type Service struct {
 
 	joined chan struct{} // closed when the micro service is there or never will be
 	stop   context.CancelFunc
+	leave  sync.Once
+	left   error         // of the Drain
 	micro  micro.Service // set before joined is closed; nil if leaving came first
 }
 
@@ -228,8 +230,14 @@ func (s *Service) Look() { s.leases.Look() }
 
 // Drain takes no more requests, answers those already received and ends the
 // service. A call that is not answered when ctx is done is ended and answered
-// internal; the error then says that it came to that. Leases stay.
+// internal; the error then says that it came to that. Leases stay. It happens once:
+// another Drain waits for the first one and returns what that returned.
 func (s *Service) Drain(ctx context.Context) error {
+	s.leave.Do(func() { s.left = s.drain(ctx) })
+	return s.left
+}
+
+func (s *Service) drain(ctx context.Context) error {
 	s.stop()
 	<-s.joined
 	defer s.leases.Close()

@@ -65,6 +65,8 @@ type running struct {
 	m   *metrics.Metrics
 	log *logged
 	nc  *nats.Conn
+
+	broken bool // the test itself made it leave with calls in flight
 }
 
 // run starts a service that may answer two calls and one forward at a time.
@@ -96,7 +98,7 @@ func runOn(t *testing.T, node *testnats.Node, on func(slog.Record) bool, front, 
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := svc.Drain(ctx); err != nil {
+		if err := svc.Drain(ctx); err != nil && !r.broken {
 			t.Error(err)
 		}
 	})

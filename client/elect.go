@@ -10,7 +10,7 @@ import (
 
 // ElectOptions say how to campaign and what to do with the office.
 type ElectOptions struct {
-	HoldOptions // Wait and NoWait are not used
+	HoldOptions // Wait, NoWait and OnDenied are not used
 
 	// OnElected is the leader's work. Its context ends before another can be
 	// elected; the lease is released when it has returned, not before, so it should

@@ -47,6 +47,9 @@ type HoldOptions struct {
 	OnRenew func(revision uint64, deadline time.Time)
 	// OnError, if set, is told of errors that are being retried. It must not block.
 	OnError func(error)
+	// OnDenied, if set, is told the lease of whoever has the key, at each look while
+	// waiting. It must not block.
+	OnDenied func(Lease)
 
 	denied func(Lease) // is told who has the key, while waiting
 	batch  *batcher    // sends the renewals together with others'
@@ -154,8 +157,11 @@ func (o *HoldOptions) defaults() error {
 	if o.OnError == nil {
 		o.OnError = func(error) {}
 	}
+	if o.OnDenied == nil {
+		o.OnDenied = func(Lease) {}
+	}
 	if o.denied == nil {
-		o.denied = func(Lease) {}
+		o.denied = o.OnDenied
 	}
 	return nil
 }

@@ -14,13 +14,16 @@ import (
 
 // ShardsOptions say how to hold shards and what to do with them.
 type ShardsOptions struct {
-	HoldOptions // Wait, NoWait and OnRenew are not used
+	HoldOptions // Wait, NoWait, OnRenew and OnDenied are not used
 	// Work is done for one key, each in its own goroutine. Its context ends when
 	// the key is to be given to another member, is lost, or the member leaves; the
 	// lease is released when Work has returned. Returning earlier gives the key up
 	// to whoever takes it next, which may be this process.
 	Work func(ctx context.Context, h *Hold)
 }
+
+// maxName is how many characters a key or a holder has at most.
+const maxName = 128
 
 // Shards shares keys fairly among all processes that call it with the same group
 // and keys, until ctx ends; then it gives up everything, releases it as its work
@@ -35,8 +38,14 @@ type ShardsOptions struct {
 // together in one request where it has renew_many. Keys with a common prefix keep
 // the lists short.
 func (c *Client) Shards(ctx context.Context, group string, keys []string, o ShardsOptions) error {
+	members := group + "-member-"
+	most := maxName - len("-member-") - len(o.Holder)
 	if o.Holder == "" {
 		o.Holder = NewHolder(group)
+		most = (maxName - len("-member-") - len(NewHolder(""))) / 2
+	}
+	if len(group) > most {
+		return kinds.Errorf(kinds.Invalid, "group %s has %d characters and can have %d: the key of a member, <group>-member-<holder>, has at most %d", group, len(group), most, maxName)
 	}
 	if err := o.defaults(); err != nil {
 		return err
@@ -46,7 +55,7 @@ func (c *Client) Shards(ctx context.Context, group string, keys []string, o Shar
 	}
 	o.batch = newBatcher(c, o.Holder, o.TTL)
 	s := &sharer{
-		client: c, options: o, members: group + "-member-", prefix: commonPrefix(keys),
+		client: c, options: o, members: members, prefix: commonPrefix(keys),
 		keys: map[string]bool{}, running: map[string]*shard{}, wake: make(chan struct{}, 1),
 	}
 	for _, k := range keys {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -300,5 +301,30 @@ func TestListGoesOn(t *testing.T) {
 	all, err := s.list(t.Context(), "k")
 	if err != nil || len(all) != 1 || all[0].Key != "k" || len(w.pages) != 0 || w.body != `{"prefix":"k","after":"l","limit":1000}` {
 		t.Errorf("%v, %v; asked last: %s; %d pages are left", all, err, w.body, len(w.pages))
+	}
+}
+
+// TestShardsOfALongGroup: the key of a member is made of the group, and the limit that is
+// told is the group's.
+func TestShardsOfALongGroup(t *testing.T) {
+	c := newClient(newWorld(t).process(), Options{})
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, x := range []struct {
+		size   int
+		holder string
+		want   string // "": it is taken
+	}{
+		{60, "", "has 60 characters and can have 51"},
+		{128, "", "has 128 characters and can have 51"},
+		{51, "", ""},
+		{119, "h1", "has 119 characters and can have 118"},
+		{118, "h1", ""},
+	} {
+		group := strings.Repeat("g", x.size)
+		err := c.Shards(ended, group, []string{"k"}, ShardsOptions{HoldOptions: HoldOptions{Holder: x.holder}})
+		if x.want == "" && kinds.Of(err) == kinds.Invalid || x.want != "" && (kinds.Of(err) != kinds.Invalid || !strings.Contains(err.Error(), group+" "+x.want)) {
+			t.Errorf("group of %d, holder %q: %v, want %q", x.size, x.holder, err, x.want)
+		}
 	}
 }

@@ -42,6 +42,8 @@ type Schema struct {
 	js    *jsonschema.Schema
 	root  *node  // what the decoder needs of a request schema, else nil
 	plain *plain // reads most requests at a fraction of the cost; nil if the schema says more than it can check
+
+	open func() (*jsonschema.Schema, error) // js of a reply that may have more members
 }
 
 // Load gives the embedded schemas, compiled on the first call. An error is a fault of this package.
@@ -72,6 +74,26 @@ func (s *Schema) Validate(raw []byte) error {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
 	if err := s.js.Validate(doc); err != nil {
+		return fmt.Errorf("%s: %#v", s.name, err)
+	}
+	return nil
+}
+
+// Admits is Validate for a reader of replies: a member that the schema does not name is one of a newer service,
+// and passes. It is for replies only.
+func (s *Schema) Admits(raw []byte) error {
+	if !jsontext.Value(raw).IsValid() {
+		return fmt.Errorf("%s: not one valid JSON value", s.name)
+	}
+	js, err := s.open()
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	doc, err := parse(raw)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	if err := js.Validate(doc); err != nil {
 		return fmt.Errorf("%s: %#v", s.name, err)
 	}
 	return nil
@@ -136,6 +158,7 @@ func newSchema(fsys fs.FS, file string, request bool) (*Schema, error) {
 		return nil, err
 	}
 	if !request {
+		s.open = sync.OnceValues(func() (*jsonschema.Schema, error) { return compileOpen(file, text) })
 		return s, nil
 	}
 	s.plain = newPlain(doc)
@@ -163,6 +186,37 @@ func compile(name, text string) (*jsonschema.Schema, error) {
 		return nil, err
 	}
 	return c.Compile(name)
+}
+
+// compileOpen compiles the schema of a reply without what forbids members that it does not name.
+func compileOpen(name, text string) (*jsonschema.Schema, error) {
+	doc, err := parse([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	text, err = compact(opened(doc))
+	if err != nil {
+		return nil, err
+	}
+	return compile(name, text)
+}
+
+func opened(v any) any {
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			v[i] = opened(v[i])
+		}
+	case map[string]any:
+		for name, item := range v {
+			if item == false && (name == "unevaluatedProperties" || name == "additionalProperties") {
+				delete(v, name)
+				continue
+			}
+			v[name] = opened(item)
+		}
+	}
+	return v
 }
 
 // canonicalBase64 decodes the one standard form of the bytes. The standard library skips line breaks even when strict.

@@ -299,3 +299,38 @@ func TestEvent(t *testing.T) {
 		}
 	}
 }
+
+// TestAdmits: a reader of replies takes those of a newer service, which have more members,
+// and nothing else that breaks the schema.
+func TestAdmits(t *testing.T) {
+	set, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lease = `"key":"k","holder":"a","revision":7,"acquired_at":"2026-11-29T18:56:14.961Z","expires_at":"2026-11-29T18:56:19.961Z","ttl_ms":5000,"left_ms":4000`
+	for _, c := range []struct {
+		call, reply string
+		want        bool
+	}{
+		{"owner", `{"held":false,"key":"k"}`, true},
+		{"owner", `{"held":false,"key":"k","new":{"a":[1]}}`, true},
+		{"owner", `{"held":true,"new":1,` + lease + `}`, true},
+		{"list", `{"leases":[{"new":1,` + lease + `}],"new":2}`, true},
+		{"forward", `{"holder":"a","revision":7,"payload":"","attempts":1,"new":true}`, true},
+		{"acquire", `{"error":"x","kind":"busy","new":1}`, true},
+		{"owner", `{}`, false},
+		{"owner", `{"stream":"AUDIT","seq":10}`, false},
+		{"owner", `{"Held":false,"key":"k"}`, false},
+		{"owner", `{"held":true,"held":false,"key":"k"}`, false},
+		{"owner", `{"held":false,"key":"a b"}`, false},
+		{"acquire", `{"granted":true,` + lease + `}`, false},
+		{"acquire", `{"granted":true,"held":true,"error":"x","kind":"busy",` + lease + `}`, false},
+		{"list", `{"leases":[{"key":"a\tb"}]}`, false},
+		{"forward", `{"holder":"a","revision":7,"attempts":1}`, false},
+		{"acquire", ``, false},
+	} {
+		if err := set.Reply(c.call).Admits([]byte(c.reply)); (err == nil) != c.want {
+			t.Errorf("%s %s: %v", c.call, c.reply, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/leased/leased/service/kinds"
@@ -126,7 +127,7 @@ func Decide(s State, c Command) Decision {
 	foreign := s.Revision != 0 && !s.Tombstone && s.Record == nil
 
 	if foreign && c.Op != OpEvict && c.Op != OpExpire {
-		return Decision{Kind: kinds.Internal, Text: "the record of this key was not written by this service (" + s.Foreign + "); evict it or write it anew"}
+		return Decision{Kind: kinds.Internal, Text: fmt.Sprintf("the record of this key, revision %d, was not written by this service (%s); evict that revision", s.Revision, s.Foreign)}
 	}
 	switch c.Op {
 	case OpAcquire:
@@ -187,8 +188,11 @@ func Decide(s State, c Command) Decision {
 // lost explains why holder and revision are not the current pair.
 func lost(s State, live bool) Decision {
 	text := "nobody holds this key: the lease expired or was released"
-	if live {
+	switch {
+	case live:
 		text = "holder and revision are not the key's current pair: the lease was taken, superseded or renewed"
+	case s.Tombstone && s.Record != nil && s.Record.Evicted:
+		text = "nobody holds this key: the lease was evicted"
 	}
 	return Decision{Kind: kinds.Lost, Text: text}
 }

@@ -47,3 +47,17 @@ func Lift(ctx context.Context, nc *nats.Conn, domain, apiPrefix, microName strin
 	}
 	return Lifted{Was: si.State.LastSeq, Next: after.State.LastSeq + 1, Purged: si.State.Messages}, nil
 }
+
+// Stored reads the revision of what is stored for key, whoever wrote it, past the
+// service: for an operator whom no call shows a record that is not a lease.
+func Stored(ctx context.Context, nc *nats.Conn, domain, apiPrefix, key string) (uint64, error) {
+	j, err := newJS(nc, domain, apiPrefix, &clock{})
+	if err != nil {
+		return 0, err
+	}
+	e, err := j.Get(ctx, key)
+	if err == nil && e.Revision == 0 {
+		err = errors.New("nothing is stored for this key")
+	}
+	return e.Revision, err
+}

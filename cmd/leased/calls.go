@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/nats-io/nats.go"
 	"golang.org/x/term"
 
 	"github.com/leased/leased/client"
+	"github.com/leased/leased/schemas"
+	"github.com/leased/leased/service"
 	"github.com/leased/leased/service/kinds"
 )
 
@@ -39,7 +42,9 @@ type caller struct {
 	*client.Client
 	nc    *nats.Conn
 	flags callFlags
+	at    endpoint
 	kong  *kong.Context
+	term  bool            // stdout is a terminal
 	ctx   context.Context // ends, with an *exitError, by INT, TERM, or when NATS refuses a subject
 }
 
@@ -73,8 +78,13 @@ func (f callFlags) with(command *kong.Context, do func(*caller) error) error {
 	return do(&caller{
 		// ask has a limit for each call.
 		Client: client.New(nc, client.Options{Prefix: f.APIPrefix, EventPrefix: f.EventPrefix, Timeout: time.Hour}),
-		nc:     nc, flags: f, kong: command, ctx: ctx,
+		nc:     nc, flags: f, at: e, kong: command, term: isTerminal(command.Stdout), ctx: ctx,
 	})
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // stopped is why the command is to end now, nil if it is not.
@@ -85,12 +95,12 @@ func (c *caller) stopped() *exitError {
 
 // ask makes one call and returns the reply. extra is how long the service may
 // take on top of --timeout.
-func (c *caller) ask(call string, body any, extra time.Duration) (reply, error) {
+func (c *caller) ask(call string, body question, extra time.Duration) (reply, error) {
 	return c.askUntil(c.ctx, call, body, extra)
 }
 
 // askUntil is ask that ends with ctx.
-func (c *caller) askUntil(ctx context.Context, call string, body any, extra time.Duration) (reply, error) {
+func (c *caller) askUntil(ctx context.Context, call string, body question, extra time.Duration) (reply, error) {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return reply{}, err
@@ -110,12 +120,65 @@ func (c *caller) askUntil(ctx context.Context, call string, body any, extra time
 		}
 		return reply{}, &exitError{exitNoService, fmt.Errorf("%s: %w", call, err)}
 	}
-	var r reply
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return reply{}, &exitError{exitService, fmt.Errorf("%s: unreadable reply: %w", call, err)}
+	r, ok := readReply(call, body, raw)
+	if !ok {
+		perhaps := ", and the call may have been applied"
+		if call == "owner" || call == "list" {
+			perhaps = ""
+		}
+		return reply{}, &exitError{exitService, fmt.Errorf("%s: the reply is not one of the lease contract%s: %.200s", call, perhaps, raw)}
+	}
+	return r, nil
+}
+
+// question is the body of a request.
+type question map[string]any
+
+// readReply reads a reply to body. It is none if it breaks the schema of the call's
+// replies or is about something else: whoever has a subscription on the subject, a
+// stream too, answers as the service does, and the first reply counts.
+func readReply(call string, body question, raw []byte) (r reply, ok bool) {
+	set, err := schemas.Load()
+	if err != nil {
+		panic(err) // the schemas are part of this program
+	}
+	if jsonv2.Unmarshal(raw, &r) != nil {
+		return reply{}, false
 	}
 	r.raw = raw
-	return r, nil
+	if r.Kind != "" && r.Error != "" {
+		return r, true // a kind of a newer service is a failure too
+	}
+	return r, set.Reply(call).Admits(raw) == nil && r.answers(call, body)
+}
+
+// answers tells whether r, which keeps the schema, is about what was asked.
+func (r reply) answers(call string, body question) bool {
+	text := func(name string) string { s, _ := body[name].(string); return s }
+	revision, _ := body["revision"].(uint64)
+	ours := r.Key == text("key")
+	switch call {
+	case "acquire":
+		return ours && *r.Granted == (r.Holder == text("holder"))
+	case "renew":
+		return ours && r.Holder == text("holder") && r.Revision > revision
+	case "release":
+		return ours && r.Holder == text("holder") && r.Revision == revision
+	case "evict":
+		return ours && r.Revision == revision
+	case "owner":
+		return ours
+	case "list":
+		last := text("after")
+		for _, l := range r.Leases {
+			if l.Key <= last || !strings.HasPrefix(l.Key, text("prefix")) || text("holder") != "" && l.Holder != text("holder") {
+				return false
+			}
+			last = l.Key
+		}
+		return r.Next == "" || r.Next >= last && r.Next > text("after")
+	}
+	return true // forward: no member says which key it is about
 }
 
 // reply is any reply of the service.
@@ -153,7 +216,7 @@ var noKinds = map[kinds.Kind]bool{kinds.Lost: true, kinds.NotHeld: true, kinds.O
 func (c *caller) print(r reply, text func(io.Writer)) error {
 	out := c.kong.Stdout
 	if c.flags.JSON {
-		fmt.Fprintf(out, "%s\n", r.raw)
+		c.printJSON(r.raw)
 	}
 	if r.Kind != "" {
 		code := exitService
@@ -171,8 +234,16 @@ func (c *caller) print(r reply, text func(io.Writer)) error {
 	return nil
 }
 
+// printJSON prints a line of JSON; a terminal gets it with the same meaning.
+func (c *caller) printJSON(text []byte) {
+	if c.term {
+		text = []byte(visibleJSON(text))
+	}
+	fmt.Fprintf(c.kong.Stdout, "%s\n", text)
+}
+
 func (l lease) print(w io.Writer, what string) {
-	fmt.Fprintf(w, "%s %s by %s, revision %d, %s left\n", l.Key, what, l.Holder, l.Revision, time.Duration(l.Left)*time.Millisecond)
+	fmt.Fprintf(w, "%s %s by %s, revision %d, %s left\n", visible(l.Key), what, visible(l.Holder), l.Revision, time.Duration(l.Left)*time.Millisecond)
 }
 
 // errNo ends a command whose answer is no and has been printed.
@@ -203,7 +274,7 @@ func (a *acquireCmd) Run(command *kong.Context) error {
 			if err != nil {
 				return err
 			}
-			denied := r.Kind == "" && r.Granted != nil && !*r.Granted
+			denied := r.Kind == "" && !*r.Granted
 			if denied && time.Until(until) > time.Millisecond {
 				continue
 			}
@@ -231,7 +302,7 @@ func (a *acquireCmd) Run(command *kong.Context) error {
 // stop, so that a lease that was granted nevertheless can be given back.
 func (a *acquireCmd) once(c *caller, until time.Time) (reply, error) {
 	slice := min(time.Second, max(0, time.Until(until))).Truncate(time.Millisecond)
-	body := map[string]any{"key": a.Key, "holder": a.Holder, "ttl_ms": a.TTL.Milliseconds()}
+	body := question{"key": a.Key, "holder": a.Holder, "ttl_ms": a.TTL.Milliseconds()}
 	if slice > 0 {
 		body["wait_ms"] = slice.Milliseconds()
 	}
@@ -255,7 +326,7 @@ func (a *acquireCmd) once(c *caller, until time.Time) (reply, error) {
 	if r.Granted != nil && *r.Granted {
 		ctx, cancel := context.WithTimeout(context.Background(), lastWord)
 		defer cancel()
-		_, _ = c.askUntil(ctx, "release", map[string]any{"key": a.Key, "holder": a.Holder, "revision": r.Revision}, 0)
+		_, _ = c.askUntil(ctx, "release", question{"key": a.Key, "holder": a.Holder, "revision": r.Revision}, 0)
 	}
 	return reply{}, stopped
 }
@@ -278,7 +349,7 @@ type renewCmd struct {
 
 func (a *renewCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
-		r, err := c.ask("renew", map[string]any{"key": a.Key, "holder": a.Holder, "revision": a.Revision, "ttl_ms": a.TTL.Milliseconds()}, 0)
+		r, err := c.ask("renew", question{"key": a.Key, "holder": a.Holder, "revision": a.Revision, "ttl_ms": a.TTL.Milliseconds()}, 0)
 		if err != nil {
 			return err
 		}
@@ -293,11 +364,11 @@ type releaseCmd struct {
 
 func (a *releaseCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
-		r, err := c.ask("release", map[string]any{"key": a.Key, "holder": a.Holder, "revision": a.Revision}, 0)
+		r, err := c.ask("release", question{"key": a.Key, "holder": a.Holder, "revision": a.Revision}, 0)
 		if err != nil {
 			return err
 		}
-		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s released\n", r.Key) })
+		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s released\n", visible(r.Key)) })
 	})
 }
 
@@ -308,7 +379,7 @@ type ownerCmd struct {
 
 func (a *ownerCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
-		r, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
+		r, err := c.ask("owner", question{"key": a.Key}, 0)
 		if err != nil {
 			return err
 		}
@@ -329,28 +400,61 @@ func (a *ownerCmd) Run(command *kong.Context) error {
 type forwardCmd struct {
 	callFlags
 	Key     string        `arg:"" help:"Whose owner is asked."`
-	Payload string        `arg:"" optional:"" help:"What to send; - or nothing: standard input."`
-	Within  time.Duration `default:"5s" placeholder:"DURATION" help:"How long the whole call may take, 100ms to 30s (default 5s)."`
+	Payload *string       `arg:"" optional:"" help:"What to send, which may be ''; - or nothing: standard input, but nothing on a terminal is no payload."`
+	Within  time.Duration `default:"5s" placeholder:"DURATION" help:"How long the whole call may take, and before it the reading of standard input, 100ms to 30s (default 5s)."`
 }
 
 func (a *forwardCmd) Run(command *kong.Context) error {
-	payload := []byte(a.Payload)
-	if a.Payload == "" || a.Payload == "-" {
-		if a.Payload == "" && term.IsTerminal(int(os.Stdin.Fd())) {
-			return usagef("PAYLOAD: give it, or - to type it")
-		}
+	payload := []byte{}
+	switch {
+	case a.Payload == nil && term.IsTerminal(int(os.Stdin.Fd())):
+	case a.Payload == nil || *a.Payload == "-":
 		var err error
-		if payload, err = io.ReadAll(os.Stdin); err != nil {
+		if payload, err = readWithin(os.Stdin, a.Within); err != nil {
 			return err
 		}
+	default:
+		payload = []byte(*a.Payload)
 	}
 	return a.with(command, func(c *caller) error {
-		r, err := c.ask("forward", map[string]any{"key": a.Key, "payload": payload, "timeout_ms": a.Within.Milliseconds()}, a.Within)
+		r, err := c.ask("forward", question{"key": a.Key, "payload": payload, "timeout_ms": a.Within.Milliseconds()}, a.Within)
 		if err != nil {
 			return err
 		}
-		return c.print(r, func(w io.Writer) { _, _ = w.Write(r.Payload) })
+		return c.print(r, func(w io.Writer) {
+			if c.term {
+				r.Payload = []byte(visiblePage(string(r.Payload)))
+			}
+			_, _ = w.Write(r.Payload)
+		})
 	})
+}
+
+// mostPayload is the largest message that any NATS takes.
+const mostPayload = 64 << 20
+
+// readWithin reads all of standard input, whose writer may never come to an end.
+func readWithin(in io.Reader, limit time.Duration) ([]byte, error) {
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := io.ReadAll(io.LimitReader(in, mostPayload+1))
+		done <- result{text, err}
+	}()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case r := <-done:
+		if len(r.text) > mostPayload {
+			return nil, usagef("PAYLOAD: larger than any NATS takes, %d bytes", mostPayload)
+		}
+		return r.text, r.err
+	case <-t.C:
+		return nil, &exitError{exitWaited, fmt.Errorf("PAYLOAD: standard input did not end within %v (--within)", limit)}
+	}
 }
 
 type evictCmd struct {
@@ -363,33 +467,57 @@ type evictCmd struct {
 // is looked up again.
 const evictTries = 5
 
+// Help is shown by --help.
+func (evictCmd) Help() string {
+	return `The key is free at once, and its holder acts on until it learns of that: at its next
+renewal, unless it follows the events of its key. A record that a stranger wrote is
+evicted too. Its revision is read from the bucket, for which NATS has to permit
+$JS.API.STREAM.MSG.GET.KV_leases; else give the --revision that the error names.`
+}
+
 func (a *evictCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
 		var r reply
 		for again := range evictTries {
 			revision := a.Revision
 			if revision == 0 {
-				o, err := c.ask("owner", map[string]any{"key": a.Key}, 0)
-				switch {
+				o, err := c.ask("owner", question{"key": a.Key}, 0)
+				switch revision = o.Revision; {
 				case err != nil:
 					return err
+				case o.Kind == string(kinds.Internal): // a record of a stranger, perhaps
+					if revision, err = c.stored(a.Key); err != nil {
+						return c.print(o, nil)
+					}
 				case o.Kind != "":
 					return c.print(o, nil)
 				case !o.Held:
 					return errNo(exitFailed, "nobody holds %s", a.Key)
 				}
-				revision = o.Revision
 			}
 			var err error
-			if r, err = c.ask("evict", map[string]any{"key": a.Key, "revision": revision}, 0); err != nil {
+			if r, err = c.ask("evict", question{"key": a.Key, "revision": revision}, 0); err != nil {
 				return err
 			}
 			if a.Revision != 0 || r.Kind != string(kinds.Lost) || again == evictTries-1 {
 				break
 			}
 		}
-		return c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%s evicted, it was held by %s\n", r.Key, r.Holder) })
+		return c.print(r, func(w io.Writer) {
+			by := "not a lease"
+			if r.Holder != "" {
+				by = "held by " + visible(r.Holder)
+			}
+			fmt.Fprintf(w, "%s evicted, it was %s\n", visible(r.Key), by)
+		})
 	})
+}
+
+// stored reads the revision of what is stored for key, if NATS lets us.
+func (c *caller) stored(key string) (uint64, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, c.flags.Timeout)
+	defer cancel()
+	return service.Stored(ctx, c.nc, c.at.jsDomain, c.at.jsAPIPrefix, key)
 }
 
 type lsCmd struct {
@@ -398,10 +526,17 @@ type lsCmd struct {
 	Holder string `placeholder:"ID" help:"Only this holder's."`
 }
 
+// Help is shown by --help.
+func (lsCmd) Help() string {
+	return `On a terminal it is a table. Elsewhere each lease is a line of four columns between
+tabs: key, holder, revision, milliseconds left. With --json each page of 1000 is one
+line. What is no lease, a record that a stranger wrote, is not in the list.`
+}
+
 func (a *lsCmd) Run(command *kong.Context) error {
 	return a.with(command, func(c *caller) error {
 		var all []lease
-		body := map[string]any{"limit": 1000}
+		body := question{"limit": 1000}
 		if a.Prefix != "" {
 			body["prefix"] = a.Prefix
 		}
@@ -426,9 +561,9 @@ func (a *lsCmd) Run(command *kong.Context) error {
 			return nil
 		}
 		out := command.Stdout
-		if f, ok := out.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
+		if !c.term {
 			for _, l := range all {
-				fmt.Fprintf(out, "%s\t%s\t%d\t%d\n", l.Key, l.Holder, l.Revision, l.Left)
+				fmt.Fprintf(out, "%s\t%s\t%d\t%d\n", visible(l.Key), visible(l.Holder), l.Revision, l.Left)
 			}
 			return nil
 		}
@@ -441,7 +576,7 @@ func (a *lsCmd) Run(command *kong.Context) error {
 			if at, err := time.Parse(time.RFC3339, l.AcquiredAt); err == nil {
 				since = time.Since(at).Round(time.Second).String()
 			}
-			t.AppendRow(table.Row{l.Key, l.Holder, l.Revision, since, time.Duration(l.Left) * time.Millisecond, l.Meta})
+			t.AppendRow(table.Row{visible(l.Key), visible(l.Holder), l.Revision, since, time.Duration(l.Left) * time.Millisecond, visible(l.Meta)})
 		}
 		t.Render()
 		return nil
@@ -473,10 +608,7 @@ func (a *watchCmd) Run(command *kong.Context) error {
 		if err != nil {
 			return usagef("KEY: %w", err)
 		}
-		text := !c.flags.JSON
-		if f, ok := command.Stdout.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
-			text = false
-		}
+		text := c.term && !c.flags.JSON
 		for n := 0; a.Count == 0 || n < a.Count; n++ {
 			msg, err := sub.NextMsgWithContext(c.ctx)
 			stopped := c.stopped()
@@ -497,14 +629,14 @@ func (a *watchCmd) Run(command *kong.Context) error {
 			if text {
 				var l lease
 				_ = json.Unmarshal(msg.Data, &l)
-				fmt.Fprintf(command.Stdout, "%s  %-8s  %s  %s  revision %d\n", time.Now().Format("15:04:05.000"), first(ch.Event, "foreign"), ch.Key, l.Holder, ch.Revision)
+				fmt.Fprintf(command.Stdout, "%s  %-8s  %s  %s  revision %d\n", time.Now().Format("15:04:05.000"), visible(first(ch.Event, "foreign")), visible(ch.Key), visible(l.Holder), ch.Revision)
 				continue
 			}
 			line, err := json.Marshal(ch)
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(command.Stdout, "%s\n", line)
+			c.printJSON(line)
 		}
 		return nil
 	})

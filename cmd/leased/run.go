@@ -20,6 +20,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/leased/leased/client"
 	"github.com/leased/leased/service/kinds"
@@ -139,7 +140,7 @@ func (r *runCmd) prepare(command *kong.Context) (*wrapper, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), log: r.logger(slog.LevelInfo).With("key", r.Key)}
+	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), log: r.logger(slog.LevelInfo).With("key", r.Key), complaints: rate.Sometimes{Interval: complainEvery}}
 	var err error
 	if w.first, err = signalNamed("--signal", r.Signal); err != nil {
 		return nil, err
@@ -237,6 +238,7 @@ type wrapper struct {
 	signals     chan os.Signal
 	refused     chan error // NATS does not let us ask
 	log         *slog.Logger
+	complaints  rate.Sometimes
 }
 
 // restartPause is how long a command that failed is not started again.
@@ -280,7 +282,7 @@ func (w *wrapper) once(pause time.Duration) (code int, again bool, err error) {
 			default:
 			}
 		},
-		OnError: func(err error) { w.log.Warn("the lease service", "error", err) },
+		OnError: w.complain, OnDenied: w.waitsFor(),
 	})
 	watched()
 	if err == nil {
@@ -316,6 +318,26 @@ func (w *wrapper) once(pause time.Duration) (code int, again bool, err error) {
 		return r.code, r.code == exitLost && !l.asked, r.err
 	}
 	return r.code, worthAnother(r.code) && !l.asked, nil
+}
+
+// complain logs an error that is being retried. An outage has many: one every few
+// seconds is told.
+func (w *wrapper) complain(err error) {
+	w.complaints.Do(func() { w.log.Warn("the lease service", "error", err) })
+}
+
+// complainEvery is the time between two complaints.
+const complainEvery = 5 * time.Second
+
+// waitsFor says who has the key, once for each.
+func (w *wrapper) waitsFor() func(client.Lease) {
+	known := ""
+	return func(l client.Lease) {
+		if l.Holder != known {
+			known = l.Holder
+			w.log.Info("waiting: another holds the key", "holder", l.Holder, "left", l.Left.String())
+		}
+	}
 }
 
 // leash makes one for one lease.

@@ -33,6 +33,7 @@ func TestScript(t *testing.T) {
 	ns := startNATS(t, `authorization { users: [
 		{ user: all, password: pw }
 		{ user: poor, password: pw, permissions: { publish: { deny: ["api.leases.>"] }, subscribe: { deny: ["dagnats.>"] } } }
+		{ user: caller, password: pw, permissions: { publish: ["api.leases.>"] } }
 		{ user: inbox, password: pw, permissions: { subscribe: ["mine.>"] } }
 	] }`)
 	url := strings.Replace(ns.ClientURL(), "://", "://all:pw@", 1)
@@ -189,6 +190,26 @@ var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
 	// publish SUBJECT TEXT
 	"publish": func(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(of(ts).nc.Publish(args[0], []byte(args[1])))
+	},
+	// repeat SUBJECT EVENT TEXT: publishes it again and again until the script ends;
+	// EVENT and TEXT may have the escapes of Go.
+	"repeat": func(ts *testscript.TestScript, neg bool, args []string) {
+		event, err1 := strconv.Unquote(`"` + args[1] + `"`)
+		text, err2 := strconv.Unquote(`"` + strings.ReplaceAll(args[2], `"`, `\"`) + `"`)
+		ts.Check(errors.Join(err1, err2))
+		end := make(chan struct{})
+		ts.Defer(func() { close(end) })
+		go func() {
+			for tick := time.NewTicker(20 * time.Millisecond); ; {
+				select {
+				case <-tick.C:
+					_ = of(ts).nc.PublishMsg(&nats.Msg{Subject: args[0], Header: nats.Header{"Dagnats-Lease-Event": {event}}, Data: []byte(text)})
+				case <-end:
+					tick.Stop()
+					return
+				}
+			}
+		}()
 	},
 	// watched [PREFIX]: waits until leased watch has subscribed.
 	"watched": func(ts *testscript.TestScript, neg bool, args []string) {
@@ -454,7 +475,7 @@ func TestScriptsCoverTheCommandLine(t *testing.T) {
 	for _, command := range parser.Model.Children {
 		name := "(" + strings.Join(append(command.Aliases, command.Name), "|") + ")"
 		switch command.Name {
-		case "serve", "fence", "version":
+		case "serve", "fence", "version", "help":
 			continue
 		}
 		for _, f := range command.Flags {

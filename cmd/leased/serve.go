@@ -76,7 +76,8 @@ It starts without a reachable NATS too, keeps trying, and tells at /readyz:
     curl 127.0.0.1:9422/readyz?verbose
 
 SIGTERM or SIGINT: it takes no more calls, answers those it has within 30 seconds,
-and exits. Leases stay. A second signal ends it at once.
+and exits. Leases stay. A second signal ends it at once. SIGHUP is logged, and
+changes nothing.
 
 Exit codes: 0 told to stop, every call answered; 1 it could not start, or calls had
 to be broken off; 64 a flag is wrong; 130 or 143 ended by a second signal.
@@ -97,14 +98,21 @@ func (c *serveCmd) Run(command *kong.Context) error {
 	}
 	ctx, leave := context.WithCancelCause(context.Background())
 	defer leave(nil)
-	signals := make(chan os.Signal, 2)
+	log := c.logger(slog.LevelDebug)
+	signals, hangups := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	signal.Notify(hangups, syscall.SIGHUP) // the terminal is gone, or somebody means "reload"
+	go func() {
+		for range hangups {
+			log.Warn("SIGHUP: nothing is read again; restart for another configuration")
+		}
+	}()
 	go func() {
 		leave(fmt.Errorf("signal %v", <-signals))
 		second := <-signals
 		os.Exit(exitSignal + int(second.(syscall.Signal)))
 	}()
-	return c.serve(ctx, p, c.logger(slog.LevelDebug))
+	return c.serve(ctx, p, log)
 }
 
 // plan is what the flags come to.

@@ -42,9 +42,6 @@ func (r *runCmd) shardKeys() (keys []string, err error) {
 func (w *wrapper) shards() (code int, err error) {
 	ctx, leave := context.WithCancelCause(context.Background())
 	defer leave(nil)
-	if w.Holder == "" {
-		w.Holder = client.NewHolder(w.Key)
-	}
 	s := &sharder{wrapper: w, leave: leave, pass: map[*leash]chan os.Signal{}}
 	go s.watch(ctx)
 	work := s.one
@@ -57,7 +54,7 @@ func (w *wrapper) shards() (code int, err error) {
 	err = w.client.Shards(ctx, w.Key, w.keys, client.ShardsOptions{
 		HoldOptions: client.HoldOptions{
 			Holder: w.Holder, TTL: w.TTL, Meta: w.Meta, Margin: w.Grace + w.killMargin(),
-			OnError: func(err error) { w.log.Warn("the lease service", "error", err) },
+			OnError: w.complain,
 		},
 		Work: work,
 	})
@@ -277,12 +274,13 @@ func (s *share) leash() *leash {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var keys []string
+	holder := s.Holder
 	for _, l := range s.list() {
-		keys = append(keys, l.Key)
+		keys, holder = append(keys, l.Key), l.Holder
 	}
 	return &leash{
 		wrapper: s.wrapper, term: true, file: filepath.Join(s.dir, "keys"),
-		env: []string{"LEASE_KEY=" + s.Key, "LEASE_HOLDER=" + s.Holder, "LEASE_KEYS=" + strings.Join(keys, ",")},
+		env: []string{"LEASE_KEY=" + s.Key, "LEASE_HOLDER=" + holder, "LEASE_KEYS=" + strings.Join(keys, ",")},
 		tie: s.tie, told: func(version int) { s.change(func() { s.told = version }) }, changed: s.changed,
 	}
 }
