@@ -1,6 +1,6 @@
 # Longer suites than `go test ./...`; each prints what it needs and what it did.
 
-.PHONY: build test race lint fuzz fuzz-slice fault fault-slice fault-long hostile hostile-long mutants bench
+.PHONY: build tools test race lint fuzz fuzz-slice fault fault-slice fault-long hostile hostile-long mutants bench
 
 GO ?= go
 FUZZTIME ?= 60s
@@ -11,11 +11,18 @@ FUZZ = $(GO) test -run "^$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x
 build:
 	$(GO) build -o bin/leased ./cmd/leased
 
+# Programs that tests run: other versions of nats-server, the nats CLI, the JavaScript client.
+# Tests that miss one are skipped; `make test` says at its end which and why.
+tools:
+	$(GO) run ./internal/testnats/install test/interop/js/package.json
+
 test:
-	$(GO) test ./...
+	$(GO) run ./test/suite ./...
+
+RACE = . ./client ./cmd/leased ./internal/... ./metrics ./schemas ./service/... ./test/contract
 
 race:
-	$(GO) test -race . ./metrics ./schemas ./service/...
+	$(GO) run ./test/suite -- -race $(RACE)
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "gofmt: the files above are not formatted"; exit 1; }

@@ -62,10 +62,7 @@ func newChild(t testing.TB, o ChildOptions) *ChildServer {
 	}
 	binary := o.Program
 	if binary == "" {
-		var err error
-		if binary, err = Binary(o.Version); err != nil {
-			t.Fatal(err)
-		}
+		binary = serverProgram(t, o.Version)
 	}
 	monitor := FreePort(t)
 	var conf strings.Builder
@@ -106,11 +103,7 @@ func (s *ChildServer) Restart() {
 // Use makes the next Restart run another version of nats-server.
 func (s *ChildServer) Use(version string) {
 	s.t.Helper()
-	binary, err := Binary(version)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.path, s.Version = binary, version
+	s.path, s.Version = serverProgram(s.t, version), version
 }
 
 // Connect opens a connection that ends with the test.

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -105,12 +103,7 @@ func LeasedBinary(t testing.TB) string {
 
 // buildLeased leaves one program a checkout in the cache, so that nothing piles up there.
 func buildLeased() (string, error) {
-	out, err := exec.Command("go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("go env GOMOD: %w", err)
-	}
-	root := filepath.Dir(strings.TrimSpace(string(out)))
-	cache, err := cacheDir()
+	root, err := moduleRoot()
 	if err != nil {
 		return "", err
 	}
@@ -122,16 +115,18 @@ func buildLeased() (string, error) {
 		name += "-race"
 		args = append(args, "-race")
 	}
-	dir := filepath.Join(cache, fmt.Sprintf("leased-%08x", h.Sum32()))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	path, err := cached(name, fmt.Sprintf("leased-%08x", h.Sum32()))
+	if err != nil {
 		return "", err
 	}
-	unlock, err := lockFile(filepath.Join(dir, name+".lock"))
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := lockFile(path + ".lock")
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	path := filepath.Join(dir, name)
 	next := path + ".new"
 	if err := run(root, nil, "go", append(args, "-o", next, "./cmd/leased")...); err != nil {
 		return "", err

@@ -245,7 +245,7 @@ func TestChild(t *testing.T) {
 
 // TestChildVersions starts every version that the tests of the product need.
 func TestChildVersions(t *testing.T) {
-	for _, version := range []string{"2.9.10", "2.11.9", "2.11.10", "2.12.0", "2.12.1", "2.14.10", "2.15.3"} {
+	for _, version := range append(serverVersions, DefaultVersion) {
 		t.Run(version, func(t *testing.T) {
 			s := Child(t, ChildOptions{Version: version})
 			if v := s.Connect().ConnectedServerVersion(); v != version {
@@ -296,8 +296,8 @@ func TestTool(t *testing.T) {
 	if err != nil || !strings.Contains(out, "2.12.1") {
 		t.Errorf("nats-server --version: %v\n%s", err, out)
 	}
-	if _, err := Binary("0.0.1"); err == nil || !strings.Contains(err.Error(), "v0.0.1") {
-		t.Errorf("a version that does not exist: %v", err)
+	if _, err := Binary("0.0.1"); !errors.Is(err, errMissing) || !strings.Contains(err.Error(), "v0.0.1") {
+		t.Errorf("a version that is not installed: %v", err)
 	}
 }
 
