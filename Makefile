@@ -48,10 +48,10 @@ fuzz:
 FAULT = $(GO) test ./test/fault -run 'TestFault$$' -v
 
 fault-slice:
-	$(FAULT) -timeout 20m -fault.length 8s -fault.only F0,F1,F5,F7 -fault.topology r1,r3
+	$(FAULT) -timeout 20m -fault.length 8s -fault.only none,kill-service,kill-nodes,step-down -fault.topology r1,r3
 
 fault:
-	$(FAULT) -timeout 60m -fault.total 10m -fault.only F0,F1,F4,F5,F6,F7,F8,F9,F11,F12,F19 -fault.topology r1,r3
+	$(FAULT) -timeout 60m -fault.total 10m -fault.only none,kill-service,kill-server,kill-nodes,kill-follower,step-down,pause-leader,partition,slow-links,edge-renewals,bucket-edits -fault.topology r1,r3
 
 fault-long:
 	$(FAULT) -timeout 150m -fault.total 60m -fault.table $(CURDIR)/docs/RELIABILITY.table

@@ -57,7 +57,7 @@ func plans() (ps []Plan) {
 		only = strings.Split(*flagOnly, ",")
 	}
 	for _, f := range Faults {
-		if only != nil && !slices.Contains(only, f.ID) {
+		if only != nil && !slices.Contains(only, f.Name) {
 			continue
 		}
 		for _, top := range on {
@@ -85,7 +85,7 @@ func TestFault(t *testing.T) {
 		if testing.Short() {
 			t.Skip("-short: no run against real processes")
 		}
-		f, _ := FaultByID("F0")
+		f, _ := FaultNamed("none")
 		ps = []Plan{{Fault: f, On: R1, Seed: *flagSeed, Length: 5 * time.Second, Clients: *flagClients, Pace: *flagPace, Dir: outDir()}}
 	}
 	if len(ps) == 0 {
@@ -103,12 +103,12 @@ func TestFault(t *testing.T) {
 		}
 	}()
 	for _, p := range ps {
-		t.Run(p.Fault.ID+"/"+string(p.On), func(t *testing.T) {
+		t.Run(p.Fault.Name+"/"+string(p.On), func(t *testing.T) {
 			if ok, why := p.Available(); !ok {
 				t.Skip(why)
 			}
-			replay := fmt.Sprintf("go test ./test/fault -run TestFault -fault.only %s -fault.topology %s -fault.length %v -fault.seed %d", p.Fault.ID, p.On, p.Length, p.Seed)
-			t.Logf("%s: %s\n  %s", p.Fault.ID, p.Fault.Says, replay)
+			replay := fmt.Sprintf("go test ./test/fault -run TestFault -fault.only %s -fault.topology %s -fault.length %v -fault.seed %d", p.Fault.Name, p.On, p.Length, p.Seed)
+			t.Logf("%s: %s\n  %s", p.Fault.Name, p.Fault.Says, replay)
 			rep := p.Execute(t)
 			reports = append(reports, rep)
 			for _, e := range rep.Errors {

@@ -14,7 +14,7 @@ import (
 
 // Fault is one way to break the system.
 type Fault struct {
-	ID   string
+	Name string
 	Says string
 	// On are the topologies where it makes sense.
 	On []Topology
@@ -92,14 +92,14 @@ func asRoot() (bool, string) {
 // Faults is the list.
 var Faults = []Fault{
 	{
-		ID: "F0", Says: "nothing", On: []Topology{Embedded, R1, R3}, Available: anywhere, Least: 1,
+		Name: "none", Says: "nothing", On: []Topology{Embedded, R1, R3}, Available: anywhere, Least: 1,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			<-ctx.Done()
 			return 1, nil
 		},
 	},
 	{
-		ID: "F1", Says: "kill -9 of an instance", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 8, Least: 1,
+		Name: "kill-service", Says: "kill -9 of an instance", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 8, Least: 1,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 3*time.Second, func() error {
 				s := e.outside()
@@ -108,11 +108,11 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F2", Says: "SIGTERM of an instance with 200 requests in flight", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 6, Least: 1,
+		Name: "drain-service", Says: "SIGTERM of an instance with 200 requests in flight", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 6, Least: 1,
 		Inject: injectTerm, Check: checkLeavesCleanly,
 	},
 	{
-		ID: "F3", Says: "pause of an instance, or of holders", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 6, Least: 1,
+		Name: "pause-service", Says: "pause of an instance, or of holders", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 6, Least: 1,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 2*time.Second, func() error {
 				d := []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 3 * time.Second, 6 * time.Second}[e.Rng.IntN(5)]
@@ -134,11 +134,11 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F4", Says: "kill -9 of the only server, also between a write and its ack", On: []Topology{Embedded, R1}, Available: anywhere, PerMinute: 5, Least: 1,
+		Name: "kill-server", Says: "kill -9 of the only server, also between a write and its ack", On: []Topology{Embedded, R1}, Available: anywhere, PerMinute: 5, Least: 1,
 		Inject: injectServerKill,
 	},
 	{
-		ID: "F5", Says: "kill -9 of a follower, the leader, two, all", On: []Topology{R3}, Available: anywhere, PerMinute: 3, Least: 1,
+		Name: "kill-nodes", Says: "kill -9 of a follower, the leader, two, all", On: []Topology{R3}, Available: anywhere, PerMinute: 3, Least: 1,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			turn := e.Rng.IntN(4)
 			return every(ctx, e, 4*time.Second, func() error {
@@ -159,7 +159,7 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F6", Says: "kill -9 of a follower that then leads", On: []Topology{R3}, Available: anywhere, PerMinute: 4, Least: 1,
+		Name: "kill-follower", Says: "kill -9 of a follower that then leads", On: []Topology{R3}, Available: anywhere, PerMinute: 4, Least: 1,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 4*time.Second, func() error {
 				follower := (e.leader() + 1 + e.Rng.IntN(2)) % 3
@@ -176,7 +176,7 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F7", Says: "the leader steps down every 2 s", On: []Topology{R3}, Available: anywhere, PerMinute: 15, Least: 2,
+		Name: "step-down", Says: "the leader steps down every 2 s", On: []Topology{R3}, Available: anywhere, PerMinute: 15, Least: 2,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 2*time.Second, func() error {
 				end := e.Fault("step down", Window{})
@@ -187,7 +187,7 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F8", Says: "pause of the server that leads", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 10 * time.Second,
+		Name: "pause-leader", Says: "pause of the server that leads", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 10 * time.Second,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 5*time.Second, func() error {
 				d := []time.Duration{time.Second, 2 * time.Second, 6 * time.Second, 15 * time.Second}[e.Rng.IntN(4)]
@@ -202,7 +202,7 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F9", Says: "partitions: leader from peers, one link, one way, instance or clients from server", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
+		Name: "partition", Says: "partitions: leader from peers, one link, one way, instance or clients from server", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
 		Inject: func(ctx context.Context, e *Env) (int, error) {
 			return every(ctx, e, 3*time.Second, func() error {
 				e.partition(e.between(3*time.Second, 15*time.Second))
@@ -211,19 +211,19 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F10", Says: "pause-kill and part-kill", On: []Topology{R3}, Available: anywhere, PerMinute: 1, Least: 1, Needs: 30 * time.Second,
+		Name: "pause-kill", Says: "pause-kill and part-kill", On: []Topology{R3}, Available: anywhere, PerMinute: 1, Least: 1, Needs: 30 * time.Second,
 		Inject: injectPauseKill,
 	},
 	{
-		ID: "F11", Says: "slow and torn links, acks dropped", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 6, Least: 2,
+		Name: "slow-links", Says: "slow and torn links, acks dropped", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 6, Least: 2,
 		Inject: injectSlowLinks,
 	},
 	{
-		ID: "F11a", Says: "an instance gets no verdict on its writes for a while", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 20, Least: 3,
+		Name: "no-verdict", Says: "an instance gets no verdict on its writes for a while", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 20, Least: 3,
 		Inject: injectNoVerdicts,
 	},
 	{
-		ID: "F12", Says: "renewals at the edge of the lease", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 120, Least: 40,
+		Name: "edge-renewals", Says: "renewals at the edge of the lease", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 120, Least: 40,
 		Load: func(l Load) Load {
 			l.Edge, l.MinTTL, l.MaxTTL = true, time.Second, 2*time.Second
 			l.Clients *= 2
@@ -245,7 +245,7 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F13", Says: "the server's clock jumps and runs fast", On: []Topology{R1}, Available: anywhere, PerMinute: 3, Least: 2,
+		Name: "server-clock", Says: "the server's clock jumps and runs fast", On: []Topology{R1}, Available: anywhere, PerMinute: 3, Least: 2,
 		Prepare: func(p Preparation) Variant {
 			ownClocks(p)
 			return Variant{Server: shiftedServer(p.T)}
@@ -253,7 +253,7 @@ var Faults = []Fault{
 		Inject: injectServerClock,
 	},
 	{
-		ID: "F13s", Says: "the service's clocks are wrong", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 3, Least: 2,
+		Name: "service-clock", Says: "the service's clocks are wrong", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 3, Least: 2,
 		Prepare: func(p Preparation) Variant {
 			ownClocks(p)
 			return Variant{Leased: shiftedLeased(p.T, p.Leased)}
@@ -261,12 +261,12 @@ var Faults = []Fault{
 		Inject: injectServiceClock,
 	},
 	{
-		ID: "F14", Says: "the disk is full", On: []Topology{R1}, Available: asRoot, PerMinute: 1.5, Least: 1, Needs: 12 * time.Second,
+		Name: "full-disk", Says: "the disk is full", On: []Topology{R1}, Available: asRoot, PerMinute: 1.5, Least: 1, Needs: 12 * time.Second,
 		Prepare: func(p Preparation) Variant { return Variant{Store: filepath.Join(smallDisk(p.T), "store")} },
 		Inject:  injectDiskFull,
 	},
 	{
-		ID: "F15", Says: "a slow server: 50 ms of every 100 it stands still", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 100, Least: 10,
+		Name: "slow-server", Says: "a slow server: 50 ms of every 100 it stands still", On: []Topology{Embedded, R1, R3}, Available: anywhere, PerMinute: 100, Least: 10,
 		Inject: func(ctx context.Context, e *Env) (did int, err error) {
 			defer e.Fault("slow server", Window{})()
 			for pause(ctx, 50*time.Millisecond) {
@@ -280,44 +280,44 @@ var Faults = []Fault{
 		},
 	},
 	{
-		ID: "F16", Says: "one node comes back with an older copy of its store", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
+		Name: "old-store", Says: "one node comes back with an older copy of its store", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
 		Inject: injectOldStore,
 	},
 	{
-		ID: "F17", Says: "a stopped node's files are damaged", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 10 * time.Second,
+		Name: "damaged-files", Says: "a stopped node's files are damaged", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 10 * time.Second,
 		Inject: injectDamage,
 	},
 	{
-		ID: "F18", Says: "rolling upgrade and downgrade", On: []Topology{R3}, Available: anywhere, PerMinute: 0, Least: 1, Needs: 40 * time.Second,
+		Name: "upgrade", Says: "rolling upgrade and downgrade", On: []Topology{R3}, Available: anywhere, PerMinute: 0, Least: 1, Needs: 40 * time.Second,
 		Prepare: func(Preparation) Variant { return Variant{Version: "2.12.1"} },
 		Inject:  injectUpgrade,
 	},
 	{
-		ID: "F19", Says: "the bucket is deleted, edited and made again", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
+		Name: "bucket-edits", Says: "the bucket is deleted, edited and made again", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 15 * time.Second,
 		Inject: injectOperator,
 	},
 	{
-		ID: "F20", Says: "permissions are taken away", On: []Topology{R1}, Available: anywhere, PerMinute: 3, Least: 1,
+		Name: "permissions", Says: "permissions are taken away", On: []Topology{R1}, Available: anywhere, PerMinute: 3, Least: 1,
 		Prepare: preparePermissions, Inject: injectPermissions,
 	},
 	{
-		ID: "F21", Says: "storms: 1000 clients come back, 500 want one key, a subscriber does not read", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1,
+		Name: "storms", Says: "storms: 1000 clients come back, 500 want one key, a subscriber does not read", On: []Topology{R1, R3}, Available: anywhere, PerMinute: 2, Least: 1,
 		Inject: injectStorms,
 	},
 	{
-		ID: "F24", Says: "a second leased on the same store", On: []Topology{Embedded}, Available: anywhere, PerMinute: 10, Least: 2,
+		Name: "second-leased", Says: "a second leased on the same store", On: []Topology{Embedded}, Available: anywhere, PerMinute: 10, Least: 2,
 		Inject: injectSecondOnStore,
 	},
 	{
-		ID: "F25", Says: "kills, pauses, step-downs, partitions and slow links, mixed", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 20 * time.Second,
+		Name: "mix", Says: "kills, pauses, step-downs, partitions and slow links, mixed", On: []Topology{R3}, Available: anywhere, PerMinute: 2, Least: 1, Needs: 20 * time.Second,
 		Inject: injectMix,
 	},
 }
 
-// FaultByID finds a fault.
-func FaultByID(id string) (Fault, bool) {
+// FaultNamed finds a fault.
+func FaultNamed(name string) (Fault, bool) {
 	for _, f := range Faults {
-		if f.ID == id {
+		if f.Name == name {
 			return f, true
 		}
 	}

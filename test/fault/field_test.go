@@ -93,7 +93,7 @@ func planned(t *testing.T, id string, on Topology, length time.Duration) *Report
 	if testing.Short() {
 		t.Skip("-short: no real processes")
 	}
-	f, ok := FaultByID(id)
+	f, ok := FaultNamed(id)
 	if !ok {
 		t.Fatalf("no fault %s", id)
 	}
@@ -277,7 +277,7 @@ func TestL10_PausedHolderWakesUp(t *testing.T) {
 
 // Writes are lost or doubled in a change of leader (nats-server 6627, 6486, 6717).
 func TestL11_LeaderStepsDown(t *testing.T) {
-	rep := planned(t, "F7", R3, 15*time.Second)
+	rep := planned(t, "step-down", R3, 15*time.Second)
 	t.Logf("%d step-downs, %d operations, %d grants, %d unknown", rep.Injected, rep.Ops, rep.Grants, rep.Unknown)
 }
 
@@ -427,7 +427,7 @@ func TestT09_ServerClockJumps(t *testing.T) {
 	if *flagLength == 0 {
 		t.Skip("-fault.length is not given: it builds a server of its own")
 	}
-	planned(t, "F13", R1, 15*time.Second)
+	planned(t, "server-clock", R1, 15*time.Second)
 }
 
 // An embedded server catches SIGTERM first and the process dies without
@@ -463,7 +463,7 @@ func TestT11_UpgradeAndDowngrade(t *testing.T) {
 	if *flagLength == 0 {
 		t.Skip("-fault.length is not given: it takes minutes")
 	}
-	planned(t, "F18", R3, 40*time.Second)
+	planned(t, "upgrade", R3, 40*time.Second)
 }
 
 // A server that cannot expire keys is not served from, with a clear word, and
@@ -492,7 +492,7 @@ func TestP02_PauseKill(t *testing.T) {
 	if *flagLength == 0 {
 		t.Skip("-fault.length is not given: it takes minutes")
 	}
-	planned(t, "F10", R3, 30*time.Second)
+	planned(t, "pause-kill", R3, 30*time.Second)
 }
 
 // The bucket is deleted under a running service: silence (nats-server 6614,

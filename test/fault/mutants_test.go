@@ -19,7 +19,7 @@ func TestMutantsApply(t *testing.T) {
 		if _, err := lay(root, m.Changes); err != nil {
 			t.Errorf("%s: %v", m.Name, err)
 		}
-		if _, ok := FaultByID(m.Fault); names[m.Name] || len(m.Changes) == 0 || ok == (m.Test != "") {
+		if _, ok := FaultNamed(m.Fault); names[m.Name] || len(m.Changes) == 0 || ok == (m.Test != "") {
 			t.Errorf("%s: the name stands twice, nothing is changed, or nothing or two things must notice it", m.Name)
 		}
 		names[m.Name] = true
@@ -98,7 +98,7 @@ func TestMutants(t *testing.T) {
 			continue
 		}
 		t.Run(m.Name, func(t *testing.T) {
-			f, ok := FaultByID(m.Fault)
+			f, ok := FaultNamed(m.Fault)
 			if !ok {
 				t.Fatalf("no fault %s", m.Fault)
 			}
@@ -111,7 +111,7 @@ func TestMutants(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m.Fault == "F13s" {
+			if m.Fault == "service-clock" {
 				buildShifted(t, binary, "./cmd/leased", filepath.Join(root, "cmd", "leased"), o)
 			} else {
 				build(t, binary, "-overlay", o.write(t), "./cmd/leased")

@@ -171,7 +171,7 @@ func (e *Env) liftFences() error {
 	return nil
 }
 
-// The server of F20 has two users; the harness is the one that needs no name.
+// The server of the fault "permissions" has two users; the harness is the one that needs no name.
 const permissionsConfig = `
 no_auth_user: anybody
 authorization {

@@ -31,14 +31,14 @@ type Plan struct {
 // seed derives the seed of one run, so that a run alone is the same as in a list.
 func (p Plan) seed() uint64 {
 	h := fnv.New64a()
-	fmt.Fprint(h, p.Fault.ID, p.On, p.Seed)
+	fmt.Fprint(h, p.Fault.Name, p.On, p.Seed)
 	return h.Sum64()
 }
 
 // Available says whether the plan can be carried out here.
 func (p Plan) Available() (bool, string) {
 	if !slices.Contains(p.Fault.On, p.On) {
-		return false, fmt.Sprintf("%s makes no sense on %s", p.Fault.ID, p.On)
+		return false, fmt.Sprintf("%s makes no sense on %s", p.Fault.Name, p.On)
 	}
 	return p.Fault.Available()
 }
@@ -129,7 +129,7 @@ func (p Plan) Execute(t testing.TB) *Report {
 			problem("instance %d panicked or raced: its output has more", i)
 		}
 	}
-	rep.Fault, rep.Topology, rep.Seed, rep.Length = p.Fault.ID, string(p.On), p.Seed, p.Length
+	rep.Fault, rep.Topology, rep.Seed, rep.Length = p.Fault.Name, string(p.On), p.Seed, p.Length
 	rep.Injected, rep.Promised, rep.Recover = did, p.promised(), recovered
 	rep.Errors = problems
 	if rep.Grants == 0 {
@@ -139,7 +139,7 @@ func (p Plan) Execute(t testing.TB) *Report {
 		rep.Errors = append(rep.Errors, fmt.Sprintf("%d of %d messages were not seen", rep.Missed, rep.Stored))
 	}
 	if rep.Failed() && p.Dir != "" {
-		dir := filepath.Join(p.Dir, fmt.Sprintf("%s-%s-%d", p.Fault.ID, p.On, p.Seed))
+		dir := filepath.Join(p.Dir, fmt.Sprintf("%s-%s-%d", p.Fault.Name, p.On, p.Seed))
 		if err := run.Save(dir, rep, bad); err != nil {
 			t.Errorf("save the failing run: %v", err)
 		} else {
