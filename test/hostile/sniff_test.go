@@ -122,14 +122,14 @@ func lie() []byte {
 		`{"name":"acquire","subject":"api.leases.acquire","data":{"instance":"liar","fence":%d,"held_ms":%d}}]}`, fence, held)
 }
 
-// liar answers for the service's peers: where a role may subscribe to $SRV it
-// answers what is asked there, and it sends its answer to guessed inboxes all the
-// time, 20 a second by each role. The attack join has an instance ask. The roles
-// that may ask $SRV do, 5 a second.
+// liar answers for the service's peers: on $SRV where a role may subscribe to it, on
+// every inbox on which it hears a peer answer, and on guessed inboxes all the time,
+// 20 a second by each role. The attack join has an instance ask. The roles that may
+// ask $SRV do, twice a second.
 func liar(ctx context.Context, s *stage, t *tally) {
 	together(len(s.outsiders), func(i int) {
-		r := s.outsiders[i]
-		nc := s.connect(r, name("liar"), t)
+		r, own := s.outsiders[i], name("liar")
+		nc := s.connect(r, own, t)
 		if nc == nil {
 			return
 		}
@@ -139,6 +139,15 @@ func liar(ctx context.Context, s *stage, t *tally) {
 			_, _ = nc.Subscribe(subject, func(m *nats.Msg) {
 				t.end("asked")
 				_ = m.Respond(lie())
+			})
+		}
+		for _, subject := range append(s.inboxes(r), r.inbox+".>") {
+			t.try(1)
+			_, _ = nc.Subscribe(subject, func(m *nats.Msg) {
+				if strings.Contains(string(m.Data), "stats_response") && !strings.Contains(string(m.Data), `"id":"liar"`) && !strings.HasPrefix(m.Subject, r.inbox+"."+own) {
+					t.end("heard a peer")
+					_ = nc.Publish(m.Subject, lie())
+				}
 			})
 		}
 		turns := 0
