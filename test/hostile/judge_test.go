@@ -216,6 +216,19 @@ func (l level) String() string {
 	return fmt.Sprintf("%.0f goroutines, %.1f MB live heap, %.1f MB RSS", l.goroutines, l.heap/1e6, l.rss/1e6)
 }
 
+// over tells what of l is more than it was before, by a fifth and by some.
+func (l level) over(before level) (what []string) {
+	more := func(name string, b, a, slack float64) {
+		if a > max(b*1.2, b+slack) {
+			what = append(what, fmt.Sprintf("%s: %.0f before, %.0f after", name, b, a))
+		}
+	}
+	more("goroutines", before.goroutines, l.goroutines, 20)
+	more("bytes of live heap", before.heap, l.heap, 30e6)
+	more("bytes of RSS", before.rss, l.rss, 30e6)
+	return what
+}
+
 // measure reads what the instance uses, garbage aside: it waits for two
 // collections, which the scrapes themselves bring about.
 func measure(ctx context.Context, address string) (l level, err error) {
