@@ -85,19 +85,19 @@ func (b *batcher) flush() {
 	for i, r := range batch {
 		leases[i] = r.lease
 	}
-	outcomes, err := b.client.RenewMany(ctx, b.holder, b.ttl, leases)
-	if err != nil && !mayBeApplied(err) {
-		// Not served here, or not now: one by one, as without the extension.
-		var all sync.WaitGroup
-		for i := range leases {
-			all.Go(func() {
+	outcomes, _ := b.client.RenewMany(ctx, b.holder, b.ttl, leases)
+	var single sync.WaitGroup
+	for i, o := range outcomes {
+		if o.whole && !mayBeApplied(o.Err) {
+			// Not served here, or not now: one by one, as without the extension.
+			single.Go(func() {
 				l := leases[i]
 				l.Holder, l.TTL = b.holder, b.ttl
 				outcomes[i].Result, outcomes[i].Err = b.client.Renew(ctx, l)
 			})
 		}
-		all.Wait()
 	}
+	single.Wait()
 	for i, r := range batch {
 		r.outcome <- outcomes[i]
 	}

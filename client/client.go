@@ -1,10 +1,13 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/leased/leased/service/kinds"
@@ -28,11 +31,14 @@ type Options struct {
 type Client struct {
 	wire    wire
 	options Options
+	deaf    sync.Once // the events could not be followed, and somebody was told
 }
 
-// New returns a Client that calls over nc.
+// New returns a Client that calls over nc. To learn what the server does not permit,
+// it listens behind the error handler that nc has now: set your own before, or a
+// call that is not permitted is found out by its time-out.
 func New(nc *nats.Conn, o Options) *Client {
-	return newClient(natsWire{nc}, o)
+	return newClient(natsWire{nc, refusalsOf(nc)}, o)
 }
 
 func newClient(w wire, o Options) *Client {
@@ -219,30 +225,49 @@ func (c *Client) List(ctx context.Context, r ListRequest) (leases []Lease, next 
 type Renewal struct {
 	Result
 	Err error // a *kinds.Error, as Renew returns it
+
+	whole bool // Err is that of the request
 }
 
-// RenewMany renews up to 1000 leases of one holder with one request. The
-// outcomes are in the order of leases, of which Key and Revision are used. The
-// error is that of the whole call, and each outcome has it too. (Extension.)
+// RenewMany renews up to 1000 leases of one holder with one request, or with more
+// where request or reply would be larger than the server takes. The outcomes are in
+// the order of leases, of which Key and Revision are used. The error is that of the
+// first request that failed as a whole, and each outcome of that request has it too.
+// (Extension.)
 func (c *Client) RenewMany(ctx context.Context, holder string, ttl time.Duration, leases []Lease) ([]Renewal, error) {
+	out := make([]Renewal, len(leases))
+	return out, c.renewMany(ctx, holder, ttl, leases, out)
+}
+
+func (c *Client) renewMany(ctx context.Context, holder string, ttl time.Duration, leases []Lease, out []Renewal) error {
 	q := request{Holder: holder, TTL: ms(ttl)}
 	for _, l := range leases {
 		q.Leases = append(q.Leases, keyRevision{l.Key, l.Revision})
 	}
 	a, sent, err := c.ask(ctx, "renew_many", q, 0)
+	if tooLarge(err) && len(leases) > 1 {
+		half := len(leases) / 2
+		first := c.renewMany(ctx, holder, ttl, leases[:half], out[:half])
+		second := c.renewMany(ctx, holder, ttl, leases[half:], out[half:])
+		return cmp.Or(first, second)
+	}
 	if err == nil && len(a.Leases) != len(leases) {
 		err = notUnderstood("renew_many")
 	}
-	out := make([]Renewal, len(leases))
 	for i, l := range leases {
 		if err != nil {
-			out[i] = Renewal{Result{SentAt: sent}, err}
+			out[i] = Renewal{Result: Result{SentAt: sent}, Err: err, whole: true}
 			continue
 		}
 		l.Holder, l.TTL = holder, ttl
 		out[i].Result, out[i].Err = a.Leases[i].result("renew_many", l.Key, sent, renewed(l))
 	}
-	return out, err
+	return err
+}
+
+// tooLarge says whether fewer leases in one renew_many would do: nothing was written.
+func tooLarge(err error) bool {
+	return kinds.Of(err) == kinds.ReplyTooLarge || errors.Is(err, nats.ErrMaxPayload)
 }
 
 // Call sends a request to one endpoint ("acquire") and returns the body of its
@@ -391,28 +416,69 @@ func (d *ms) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// lasting says whether err will be the same however often the call is repeated.
+func lasting(err error) bool {
+	return kinds.Of(err) == kinds.Invalid || errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrPermissionViolation)
+}
+
 // wire is what this package needs of NATS.
 type wire interface {
 	// request returns the reply's body. Its errors are *kinds.Error: unavailable
 	// when surely nothing was received by a service, unknown otherwise.
 	request(ctx context.Context, subject string, body []byte) ([]byte, error)
 	// subscribe calls f for each message, one after another, until cancel is
-	// called.
-	subscribe(subject string, f func(*nats.Msg)) (cancel func(), err error)
+	// called, and refused each time that the server refuses the subscription.
+	subscribe(subject string, f func(*nats.Msg), refused func(error)) (cancel func(), err error)
 	publish(m *nats.Msg) error
-	// flush returns when the server knows of all subscriptions made so far.
+	// flush returns when the server knows of all subscriptions made so far and
+	// has refused those that it does not permit.
 	flush() error
+	// place is the same for all wires of this process that lead to one service.
+	place() any
 }
 
-type natsWire struct{ nc *nats.Conn }
+type natsWire struct {
+	nc       *nats.Conn
+	refusals *refusals
+}
 
 func (w natsWire) request(ctx context.Context, subject string, body []byte) ([]byte, error) {
-	if !w.nc.IsConnected() {
+	switch {
+	case w.nc.IsClosed():
+		return nil, kinds.Errorf(kinds.Unavailable, "%s: the connection to NATS is closed for good: %w", subject, nats.ErrConnectionClosed)
+	case !w.nc.IsConnected():
 		// A publish would sit in the reconnect buffer and be sent long after its
 		// caller gave up.
 		return nil, kinds.Errorf(kinds.Unavailable, "%s: not connected to NATS: %w", subject, nats.ErrDisconnected)
 	}
+	if err := w.refusals.muted(w.nc); err != nil {
+		return nil, kinds.Errorf(kinds.Unavailable, "%s: not sent, as no reply can come: %w", subject, err)
+	}
+	refused := make(chan refusal, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := w.refusals.listen(func(r refusal) {
+		if r.publish && r.subject == subject || r.ofReplies(w.nc) {
+			select {
+			case refused <- r:
+				cancel()
+			default:
+			}
+		}
+	})
 	m, err := w.nc.RequestWithContext(ctx, subject, body)
+	stop()
+	select {
+	case r := <-refused:
+		switch {
+		case err == nil:
+		case r.publish:
+			return nil, kinds.Errorf(kinds.Unavailable, "%s: not permitted: %w", subject, r.err)
+		default:
+			return nil, kinds.Errorf(kinds.Unknown, "%s: no reply can come: %w", subject, r.err)
+		}
+	default:
+	}
 	switch {
 	case err == nil:
 		return m.Data, nil
@@ -424,14 +490,49 @@ func (w natsWire) request(ctx context.Context, subject string, body []byte) ([]b
 	return nil, kinds.Errorf(kinds.Unknown, "%s: no reply: %w", subject, err)
 }
 
-func (w natsWire) subscribe(subject string, f func(*nats.Msg)) (func(), error) {
+func (w natsWire) subscribe(subject string, f func(*nats.Msg), refused func(error)) (func(), error) {
+	stop := w.refusals.listen(func(r refusal) {
+		if !r.publish && (r.subject == subject || r.subject == "") {
+			refused(r.err)
+		}
+	})
 	sub, err := w.nc.Subscribe(subject, f)
 	if err != nil {
+		stop()
 		return nil, err
 	}
-	return func() { _ = sub.Unsubscribe() }, nil
+	return func() {
+		stop()
+		_ = sub.Unsubscribe()
+	}, nil
 }
 
-func (w natsWire) flush() error { return w.nc.FlushTimeout(5 * time.Second) }
+func (w natsWire) flush() error {
+	if err := w.nc.FlushTimeout(5 * time.Second); err != nil {
+		return err
+	}
+	w.refusals.caughtUp(w.nc)
+	return nil
+}
 
 func (w natsWire) publish(m *nats.Msg) error { return w.nc.PublishMsg(m) }
+
+// place is the list of servers that the connection was given, in one form.
+func (w natsWire) place() any {
+	if w.nc.Opts.InProcessServer != nil || w.nc.Opts.CustomDialer != nil {
+		return w.nc // it says nothing about where that leads
+	}
+	servers := slices.Clone(w.nc.Opts.Servers)
+	if w.nc.Opts.Url != "" {
+		servers = append(servers, w.nc.Opts.Url)
+	}
+	for i, s := range servers {
+		_, address, found := strings.Cut(s, "://")
+		if !found {
+			address = s
+		}
+		servers[i] = address[strings.LastIndexByte(address, '@')+1:]
+	}
+	slices.Sort(servers)
+	return strings.Join(slices.Compact(servers), ",")
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/service/kinds"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 )
@@ -46,9 +48,12 @@ func (c *canned) request(_ context.Context, subject string, body []byte) ([]byte
 	c.subject, c.body = subject, string(body)
 	return []byte(c.reply), c.err
 }
-func (c *canned) subscribe(string, func(*nats.Msg)) (func(), error) { return func() {}, nil }
-func (c *canned) flush() error                                      { return nil }
-func (c *canned) publish(*nats.Msg) error                           { return nil }
+func (c *canned) subscribe(string, func(*nats.Msg), func(error)) (func(), error) {
+	return func() {}, nil
+}
+func (c *canned) flush() error            { return nil }
+func (c *canned) publish(*nats.Msg) error { return nil }
+func (c *canned) place() any              { return c }
 
 const lease = `"key":"k","holder":"me","revision":18446744073709551615,"acquired_at":"2026-10-18T12:00:00.123Z","expires_at":"2026-10-18T12:00:15.123Z","ttl_ms":15000,"left_ms":14999,"meta":"m"`
 
@@ -180,6 +185,94 @@ func TestForwardListRenewMany(t *testing.T) {
 	w.reply = `{"error":"e","kind":"lost","more":1}`
 	if got, _, err := c.Call(t.Context(), "renew", []byte(`{ }`)); err != nil || string(got) != w.reply || w.body != `{ }` {
 		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// limited is a service that takes and gives no more leases at once than it can.
+type limited struct {
+	canned
+	requests, answers int // how many leases a request and a reply can have
+	broken            string
+	sent              []int
+}
+
+func (l *limited) request(_ context.Context, _ string, body []byte) ([]byte, error) {
+	var q request
+	if err := json.Unmarshal(body, &q); err != nil {
+		return nil, err
+	}
+	l.sent = append(l.sent, len(q.Leases))
+	var a reply
+	switch {
+	case len(q.Leases) > l.requests:
+		return nil, kinds.Errorf(kinds.Unavailable, "not sent: %w", nats.ErrMaxPayload)
+	case len(q.Leases) > l.answers:
+		a = reply{Error: "e", Kind: string(kinds.ReplyTooLarge)}
+	case q.Leases[0].Key == l.broken:
+		a = reply{Error: "e", Kind: string(kinds.Busy)}
+	default:
+		for _, k := range q.Leases {
+			a.Leases = append(a.Leases, reply{Granted: true, Held: true, Key: k.Key, Holder: q.Holder, Revision: k.Revision + 1})
+		}
+	}
+	return json.Marshal(a)
+}
+
+// TestRenewManyInParts: what is too large for the server goes in parts.
+func TestRenewManyInParts(t *testing.T) {
+	var many []Lease
+	for i := range 500 {
+		many = append(many, Lease{Key: fmt.Sprint("k", i), Revision: uint64(1000 + i)})
+	}
+	for _, w := range []*limited{{requests: 1000, answers: 499}, {requests: 1000, answers: 318}, {requests: 200, answers: 1000}, {requests: 300, answers: 1}, {requests: 7, answers: 3}} {
+		out, err := newClient(w, Options{}).RenewMany(t.Context(), "me", ttl, many)
+		if err != nil || len(out) != len(many) {
+			t.Fatal(len(out), err)
+		}
+		for i, o := range out {
+			if o.Err != nil || o.Key != many[i].Key || o.Revision != many[i].Revision+1 || o.SentAt.IsZero() {
+				t.Fatalf("%d: %+v", i, o)
+			}
+		}
+		if len(w.sent) > 2*len(many)-1 {
+			t.Errorf("%d requests", len(w.sent))
+		}
+	}
+	// A service that says so of everything is not asked for ever.
+	w := &limited{requests: 1000}
+	out, err := newClient(w, Options{}).RenewMany(t.Context(), "me", ttl, many)
+	if kinds.Of(err) != kinds.ReplyTooLarge || kinds.Of(out[499].Err) != kinds.ReplyTooLarge || len(w.sent) != 2*len(many)-1 {
+		t.Errorf("%v after %d requests", err, len(w.sent))
+	}
+	// Part of it fails: the error is told, and the rest is renewed.
+	w = &limited{requests: 1000, answers: 250, broken: "k250"}
+	out, err = newClient(w, Options{}).RenewMany(t.Context(), "me", ttl, many)
+	if kinds.Of(err) != kinds.Busy || out[249].Err != nil || kinds.Of(out[250].Err) != kinds.Busy {
+		t.Error(out[249].Err, out[250].Err, err)
+	}
+}
+
+// TestRenewManyOverASmallConnection: a request that a NATS server would not take.
+func TestRenewManyOverASmallConnection(t *testing.T) {
+	n := testnats.Server(t, func(o *server.Options) { o.MaxPayload, o.MaxControlLine = 4096, 4096 })
+	nc := n.Connect()
+	w := &limited{requests: 1000, answers: 1000}
+	if _, err := nc.Subscribe("api.leases.renew_many", func(m *nats.Msg) {
+		a, _ := w.request(t.Context(), m.Subject, m.Data)
+		if len(a) > 4096 {
+			a = []byte(`{"error":"e","kind":"reply_too_large"}`)
+		}
+		_ = m.Respond(a)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var many []Lease
+	for i := range 300 {
+		many = append(many, Lease{Key: fmt.Sprint(strings.Repeat("k", 100), i), Revision: 7})
+	}
+	out, err := New(n.Connect(), Options{}).RenewMany(t.Context(), "me", ttl, many)
+	if err != nil || out[299].Err != nil || out[299].Revision != 8 {
+		t.Errorf("%v, %v", err, out[299])
 	}
 }
 

@@ -17,6 +17,7 @@
 //	confirming --lost--> waiting
 //	acting --renewed--> acting
 //	acting --lost | owner tells of another | deadline near----> ended (lost)
+//	acting --event--> owner asked --not ours--> renewed or lost
 //	acting --Resign-------------------------------------------> ended (resigned)
 //
 // No arrow leaves "ended". A lease that was lost is never taken up again; a new
@@ -61,13 +62,23 @@
 // of A follows it. What remains: clocks of A and of the server that differ in
 // speed by more than Margin/ttl, a machine that was suspended (the monotonic clock
 // of Linux stands still meanwhile), and a process that is paused between its last
-// look at the Context and its write. For these there is the fence: send Revision
-// with every write and let the store refuse lower ones (see Fence). Check is the
+// look at the Context and its write. For these there is the fence: send Tenure with
+// every write and let the store refuse lower ones (see Fence). Check is the
 // synchronous look: it reads the clock itself and needs no timer to have fired.
+//
+// An operator can evict a holder: then the key is free at once, and this one acts
+// on until it learns of it. A Hold follows the events of its key. One that tells of
+// a higher revision than its own is a reason to ask Owner, and an answer that is not
+// its own tenure a reason to renew; only the verdict of that ends it, so a forged
+// event costs a question and nothing more. Where events do not arrive, the next
+// renewal finds it out, up to a third of the ttl later.
 //
 // # What a caller may conclude
 //
 // Every error of a call is a *kinds.Error. No reply is kind unknown: it may have
 // been applied. No responders is kind unavailable and wraps nats.ErrNoResponders:
 // nothing was applied, like everything else that kinds.Lookup says is not applied.
+// A call that the NATS server does not permit wraps nats.ErrPermissionViolation,
+// one over a connection that is closed for good nats.ErrConnectionClosed; both are
+// known at once, and what waits over many calls, as Hold and Elect do, ends with them.
 package client

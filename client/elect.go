@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/leased/leased/service/kinds"
 )
 
 // ElectOptions say how to campaign and what to do with the office.
@@ -27,8 +25,8 @@ type ElectOptions struct {
 
 // Elect campaigns for key for ever: wait for the lease, lead, wait again. The
 // callbacks are called one after another. Elect returns when ctx has ended and
-// the lease is released, with the cause of ctx, or at once with an error of kind
-// invalid when the request can never be granted.
+// the lease is released, with the cause of ctx, or at once with an error that no
+// waiting mends, of those that Hold lists.
 func (c *Client) Elect(ctx context.Context, key string, o ElectOptions) error {
 	fresh := o.Holder == ""
 	if fresh {
@@ -48,11 +46,11 @@ func (c *Client) Elect(ctx context.Context, key string, o ElectOptions) error {
 	for ctx.Err() == nil {
 		h, err := c.hold(ctx, key, o.HoldOptions, fresh)
 		fresh = false
-		if kinds.Of(err) == kinds.Invalid {
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return context.Cause(ctx)
+		case err != nil:
 			return err
-		}
-		if err != nil {
-			continue // ctx has ended
 		}
 		o.denied(h.lease())
 		var cause error

@@ -48,7 +48,7 @@ func ExampleClient_Run() {
 		err := c.Run(ctx, "nightly-report", client.HoldOptions{NoWait: true}, nil)
 		var denied *client.DeniedError
 		fmt.Println("a second one is denied:", errors.As(err, &denied) && denied.Lease.Holder == h.Holder())
-		// The work, until ctx ends, its writes under h.Revision().
+		// The work, until ctx ends, its writes under h.Tenure().
 		return nil
 	})
 	fmt.Println("done:", err)
@@ -130,7 +130,7 @@ func ExampleInbox() {
 		return
 	}
 	err = inbox.Serve(hold, func(ctx context.Context, r client.Request) []byte {
-		// r.Fence is at least hold.Tenure(): the request was meant for this owner.
+		// The request was meant for this owner: r.Fence is what its writes carry.
 		return []byte(strings.ToUpper(string(r.Payload)))
 	})
 	if err != nil {
@@ -163,11 +163,11 @@ func ExamplePutFenced() {
 	c := client.New(nc, client.Options{})
 
 	old, _ := c.Hold(ctx, "writer", client.HoldOptions{})
-	late := old.Revision() // the old holder is paused here, before its write
-	_ = old.Resign(ctx)    // and loses the lease
+	late := old.Tenure() // the old holder is paused here, before its write
+	_ = old.Resign(ctx)  // and loses the lease
 
 	now, _ := c.Hold(ctx, "writer", client.HoldOptions{})
-	fmt.Println("the owner writes:", client.PutFenced(ctx, things, "balance", now.Revision(), []byte("100")))
+	fmt.Println("the owner writes:", client.PutFenced(ctx, things, "balance", now.Tenure(), []byte("100")))
 
 	var stale *client.StaleError
 	err = client.PutFenced(ctx, things, "balance", late, []byte("7"))
@@ -181,11 +181,12 @@ func ExamplePutFenced() {
 	// balance: 100
 }
 
-// A server that guards something of its own: each write names the lease's revision.
+// A server that guards something of its own: each write names the tenure it is made
+// under, however often the lease was renewed meanwhile.
 func ExampleFence() {
 	var fence client.Fence
-	write := func(revision uint64, text string) {
-		err := fence.Do(context.Background(), "printer", revision, func() error {
+	write := func(tenure uint64, text string) {
+		err := fence.Do(context.Background(), "printer", tenure, func() error {
 			fmt.Println("printing", text)
 			return nil
 		})

@@ -3,10 +3,12 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,12 +28,14 @@ type world struct {
 	noWait  bool                 // an older service: wait_ms is unknown
 	noBatch bool                 // and so is renew_many
 	noLeft  bool                 // and left_ms; then no request arrives twice, see fault
+	stale   bool                 // owner knows of no lease
 	written map[uint64]time.Time // the acquired_at of each revision
 	shift   time.Duration        // of the server's wall clock
 	fast    float64              // part by which the server's clock runs fast
 
 	keys     map[string]*record
 	sequence uint64
+	lastSub  int
 	subs     map[int]sub
 	calls    []string // endpoints, as they are decided
 	sent     map[string][]time.Time
@@ -47,6 +51,7 @@ type record struct {
 	acquired time.Time
 	end      time.Time // on the true clock
 	ttl      time.Duration
+	meta     string
 }
 
 type sub struct {
@@ -82,6 +87,8 @@ type process struct {
 	mu    sync.Mutex
 	down  bool
 	last  string // endpoint that answered last
+
+	closed atomic.Bool // the connection, for good
 }
 
 // kill makes every further call of the process fail, as if it were dead.
@@ -100,6 +107,9 @@ func (p *process) dead() bool {
 func (p *process) request(ctx context.Context, subject string, body []byte) ([]byte, error) {
 	if p.dead() {
 		return nil, kinds.Errorf(kinds.Unavailable, "dead")
+	}
+	if p.closed.Load() {
+		return nil, kinds.Errorf(kinds.Unavailable, "closed: %w", nats.ErrConnectionClosed)
 	}
 	w := p.world
 	endpoint := subject[strings.LastIndex(subject, ".")+1:]
@@ -223,8 +233,11 @@ func (w *world) decide(endpoint string, q request, f fault) reply {
 			if endpoint == "acquire" {
 				acquired = time.Now().Add(w.shift)
 			}
-			ttl := time.Duration(q.TTL)
-			w.keys[q.Key] = &record{holder, w.sequence, acquired, time.Now().Add(ttl - time.Duration(float64(ttl)*w.fast)), ttl}
+			ttl, meta := time.Duration(q.TTL), q.Meta
+			if endpoint == "renew" {
+				meta = old.meta
+			}
+			w.keys[q.Key] = &record{holder, w.sequence, acquired, time.Now().Add(ttl - time.Duration(float64(ttl)*w.fast)), ttl, meta}
 			w.written[w.sequence] = acquired
 			if endpoint == "acquire" {
 				w.passing(q.Key, holder)
@@ -269,6 +282,9 @@ func (w *world) decide(endpoint string, q request, f fault) reply {
 			return reply{Released: true, Key: q.Key, Holder: q.Holder, Revision: q.Revision}
 		}
 	case "owner":
+		if w.stale {
+			return reply{Key: q.Key}
+		}
 		return w.tell(q.Key, reply{})
 	case "list":
 		var a reply
@@ -307,7 +323,7 @@ func (w *world) live(key string) *record {
 func (w *world) tell(key string, a reply) reply {
 	a.Key = key
 	if r := w.live(key); r != nil {
-		a.Held, a.Holder, a.Revision, a.TTL = true, r.holder, r.revision, ms(r.ttl)
+		a.Held, a.Holder, a.Revision, a.TTL, a.Meta = true, r.holder, r.revision, ms(r.ttl), r.meta
 		a.AcquiredAt, a.ExpiresAt, a.Left = r.acquired, r.end.Add(w.shift), ms(time.Until(r.end))
 		if w.noLeft {
 			a.Left = 0
@@ -327,12 +343,28 @@ func (w *world) owner(key string) string {
 }
 
 // seize gives key to another holder, as an operator's evict and a third party's
-// acquire would.
+// acquire would, with all events lost.
 func (w *world) seize(key, holder string, ttl time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.sequence++
-	w.keys[key] = &record{holder, w.sequence, time.Now().Add(w.shift), time.Now().Add(ttl), ttl}
+	w.keys[key] = &record{holder, w.sequence, time.Now().Add(w.shift), time.Now().Add(ttl), ttl, ""}
+}
+
+// evict frees key, as an operator does.
+func (w *world) evict(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sequence++
+	delete(w.keys, key)
+	w.tellEvent(key, w.sequence, "released", `{"evicted":true}`)
+}
+
+// forge tells of an event that nothing caused.
+func (w *world) forge(key string, revision uint64, event, body string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tellEvent(key, revision, event, body)
 }
 
 // play scripts the next calls of an endpoint.
@@ -370,8 +402,17 @@ func (w *world) count(endpoint string) (n int) {
 }
 
 // event tells subscribers, in their own time. Under mu.
-func (w *world) event(key, event string) {
-	w.deliver(&nats.Msg{Subject: "dagnats.lease.changed." + key, Header: nats.Header{"Dagnats-Lease-Event": {event}}})
+func (w *world) event(key, event string) { w.tellEvent(key, w.sequence, event, "{}") }
+
+func (w *world) tellEvent(key string, revision uint64, event, body string) {
+	w.deliver(&nats.Msg{
+		Subject: "dagnats.lease.changed." + key, Data: []byte(body),
+		Header: nats.Header{"Dagnats-Lease-Event": {event}, "Nats-Sequence": {fmt.Sprint(revision)}},
+	})
+}
+
+func message(subject, event string) *nats.Msg {
+	return &nats.Msg{Subject: subject, Header: nats.Header{"Dagnats-Lease-Event": {event}}}
 }
 
 func (w *world) deliver(m *nats.Msg) {
@@ -382,12 +423,12 @@ func (w *world) deliver(m *nats.Msg) {
 	}
 }
 
-func (p *process) subscribe(subject string, f func(*nats.Msg)) (func(), error) {
+func (p *process) subscribe(subject string, f func(*nats.Msg), _ func(error)) (func(), error) {
 	w := p.world
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.sequence++
-	id := int(w.sequence)
+	w.lastSub++
+	id := w.lastSub
 	w.subs[id] = sub{subject, f}
 	return func() {
 		w.mu.Lock()
@@ -404,3 +445,5 @@ func (p *process) publish(m *nats.Msg) error {
 }
 
 func (p *process) flush() error { return nil }
+
+func (p *process) place() any { return p }

@@ -31,7 +31,9 @@ type FenceStore interface {
 }
 
 // Fence is the guard in front of a resource: it admits a write whose fence is at
-// least the highest one seen, and refuses lower ones. The zero value remembers in
+// least the highest one seen, and refuses lower ones. The fence of a write is the
+// Tenure of the Hold under which it is made: the same for all its writes, in
+// whatever order they come, and higher than that of every holder before. The zero value remembers in
 // memory, one number for each resource, for as long as the process lives; that is
 // right when the resource lives no longer.
 //

@@ -29,7 +29,9 @@ func (e *DeniedError) Error() string {
 // holds it for 15 s at a time.
 type HoldOptions struct {
 	// Holder is the id of this process; two processes with one id are one holder
-	// to the service. Empty makes a new one.
+	// to the service. Empty makes a new one. Within a process, a second Hold of a
+	// key under one id is refused with a *HeldHereError, over other connections to
+	// the same servers too.
 	Holder string
 	TTL    time.Duration // whole seconds, 1 s to 10 min; 15 s if 0
 	Meta   string        // returned in every lease and event (extension)
@@ -45,7 +47,8 @@ type HoldOptions struct {
 	// OnRenew, if set, is told each new revision and its deadline, the first one
 	// before Hold returns. It must not block.
 	OnRenew func(revision uint64, deadline time.Time)
-	// OnError, if set, is told of errors that are being retried. It must not block.
+	// OnError, if set, is told of errors that are being retried, and once for a
+	// Client if events cannot be followed. It must not block.
 	OnError func(error)
 	// OnDenied, if set, is told the lease of whoever has the key, at each look while
 	// waiting. It must not block.
@@ -67,6 +70,7 @@ type Hold struct {
 	calls  context.Context // of calls to the service
 	abort  context.CancelFunc
 	quit   chan struct{} // closed when ended
+	hint   chan struct{} // has one when an event says that the lease may be gone
 	done   chan struct{} // closed when renewals have stopped
 
 	mu      sync.Mutex
@@ -75,6 +79,7 @@ type Hold struct {
 	ended   error // why the right to act ended: lost, or ErrResigned
 	gone    bool  // the service said that it was lost: there is nothing to release
 	trouble error // of the renewals since the last one that was granted
+	evicted bool  // an event said so
 	timer   *time.Timer
 	drains  []func(context.Context) error
 
@@ -83,8 +88,12 @@ type Hold struct {
 }
 
 // Hold waits until it holds key, or ctx ends, or Wait is over. Errors are
-// *DeniedError, *kinds.Error, or wrap the cause of ctx; then no lease is left
-// behind that could be found, and it takes at most 1.25 s to look. ctx also bounds
+// *DeniedError, *HeldHereError, *kinds.Error, or wrap the cause of ctx; then no
+// lease is left behind that could be found, and it takes at most 1.25 s to look.
+// What no waiting mends ends it at once: a request of kind invalid, a call that the
+// server does not permit (nats.ErrPermissionViolation) and a connection that is
+// closed for good (nats.ErrConnectionClosed: by default nats.go closes it after 60
+// attempts to reconnect; nats.MaxReconnects(-1) goes on for ever). ctx also bounds
 // the Context of the Hold: to limit only the waiting, use Wait.
 func (c *Client) Hold(ctx context.Context, key string, o HoldOptions) (*Hold, error) {
 	fresh := o.Holder == ""
@@ -172,11 +181,15 @@ func (c *Client) hold(ctx context.Context, key string, o HoldOptions, fresh bool
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	h := &Hold{client: c, options: o, quit: make(chan struct{}), done: make(chan struct{})}
+	h := &Hold{client: c, options: o, quit: make(chan struct{}), done: make(chan struct{}), hint: make(chan struct{}, 1)}
 	h.claim = claim{key: key, holder: o.Holder, ttl: o.TTL}
+	if err := h.enter(); err != nil {
+		return nil, err
+	}
 	h.calls, h.abort = context.WithCancel(context.WithoutCancel(ctx))
 	if err := h.begin(ctx, fresh); err != nil {
 		h.abort()
+		h.leave()
 		return nil, err
 	}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
@@ -184,7 +197,7 @@ func (c *Client) hold(ctx context.Context, key string, o HoldOptions, fresh bool
 	h.timer = time.AfterFunc(time.Until(h.limit()), h.expire)
 	h.mu.Unlock()
 	h.options.OnRenew(h.claim.revision, h.claim.until)
-	go h.keep()
+	go h.keep(h.follow())
 	return h, nil
 }
 
@@ -208,6 +221,10 @@ func (h *Hold) begin(ctx context.Context, fresh bool) error {
 		if err == nil {
 			return nil
 		}
+		if lasting(err) {
+			h.abandon(ctx)
+			return err
+		}
 		h.options.OnError(err)
 	}
 }
@@ -227,7 +244,7 @@ func (h *Hold) confirm(ctx context.Context) error {
 			h.loose = true
 			return kinds.Errorf(kinds.Unknown, "lease %s: granted, but it is not known until when", h.claim.key)
 		}
-		if err = h.attempt(calls, h.client.Renew); kinds.Of(err) == kinds.Lost {
+		if err = h.attempt(calls, h.client.Renew); kinds.Of(err) == kinds.Lost || lasting(err) {
 			return err
 		}
 	}
@@ -259,11 +276,14 @@ func (h *Hold) Key() string { return h.claim.key }
 // Holder is the id under which the lease is held.
 func (h *Hold) Holder() string { return h.claim.holder }
 
-// Tenure is the revision that acquire returned: a forwarded request with a lower
-// fence was meant for an owner before.
+// Tenure is the revision that acquire returned, the same for as long as the lease
+// is held, and the fence: send it with every write. It is higher than every revision
+// of the holders before, and lower than those of the holders after.
 func (h *Hold) Tenure() uint64 { return h.claim.tenure }
 
-// Revision is the highest revision known: the fence to send with every write.
+// Revision is the highest revision known: what Renew and Release need. It is not
+// the fence: a write that began before a renewal would be refused after one that
+// began later, though the lease was held all the time.
 func (h *Hold) Revision() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -291,6 +311,7 @@ func (h *Hold) Resign(ctx context.Context) error {
 		return nil
 	}
 	h.resigned = true
+	defer h.leave()
 
 	drained, busy := h.drain(ctx, 0)
 	h.end(ErrResigned)
@@ -306,6 +327,8 @@ func (h *Hold) Resign(ctx context.Context) error {
 		return nil
 	case busy != nil:
 		return fmt.Errorf("lease %s is left to run out: %w", h.claim.key, busy)
+	case h.enter() != nil: // it was lost, and the lease may be a later Hold's now
+		return nil
 	}
 	return h.release(ctx)
 }
@@ -358,6 +381,7 @@ func (h *Hold) endLocked(cause error) {
 	close(h.quit)
 	if !errors.Is(cause, ErrResigned) {
 		h.abort()
+		h.leave()
 	}
 }
 
@@ -382,20 +406,31 @@ func (h *Hold) expireLocked() {
 	h.endLocked(kinds.Errorf(kinds.Lost, "lease %s was not renewed in time: %w", h.claim.key, why))
 }
 
-// keep renews until the Hold has ended.
-func (h *Hold) keep() {
+// keep renews until the Hold has ended: when it is due, and at once when an event
+// hints that the lease is gone and the owner that the service names is not us.
+func (h *Hold) keep(unfollow func()) {
 	defer close(h.done)
+	defer unfollow()
 	renew := h.client.Renew
 	if h.options.batch != nil {
 		renew = h.options.batch.renew
 	}
-	wait := h.untilDue()
+	timer := time.NewTimer(h.untilDue())
+	defer timer.Stop()
+	hint, calm := h.hint, (<-chan time.Time)(nil)
 	for {
-		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
+		case <-hint:
+			// Anybody may be able to send events: no more than one look in a while.
+			hint, calm = nil, time.After(h.pause())
+			if h.stands() {
+				continue
+			}
+		case <-calm:
+			hint, calm = h.hint, nil
+			continue
 		case <-h.quit:
-			timer.Stop()
 			return
 		}
 		err := h.attempt(h.calls, renew)
@@ -404,6 +439,9 @@ func (h *Hold) keep() {
 		h.trouble = err
 		if kinds.Of(err) == kinds.Lost && h.ended == nil {
 			h.gone = true
+			if h.evicted {
+				err = kinds.Errorf(kinds.Lost, "lease %s was evicted: %w", h.claim.key, err)
+			}
 			h.endLocked(err)
 		}
 		revision, until, ended := h.claim.revision, h.claim.until, h.ended
@@ -414,10 +452,10 @@ func (h *Hold) keep() {
 			return
 		case err != nil:
 			h.options.OnError(err)
-			wait = h.pause()
+			timer.Reset(h.pause())
 		default:
 			h.options.OnRenew(revision, until)
-			wait = h.untilDue()
+			timer.Reset(h.untilDue())
 		}
 	}
 }
@@ -487,7 +525,7 @@ func (h *Hold) release(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if !sleep(ctx, h.pause()) || time.Now().After(end) {
+		if lasting(err) || !sleep(ctx, h.pause()) || time.Now().After(end) {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -20,6 +21,8 @@ type sender struct {
 	t *testing.T
 	p *process
 	n int
+
+	left []string // the header that says how long it waits
 }
 
 // send returns the answer's body, whether it is a rejection, and false for silence.
@@ -28,7 +31,7 @@ func (s *sender) send(holder, key string, fence []string, body string) (answer s
 	s.n++
 	reply := fmt.Sprint("reply.", s.n)
 	got := make(chan *nats.Msg, 10)
-	stop, err := s.p.subscribe(reply, func(m *nats.Msg) { got <- m })
+	stop, err := s.p.subscribe(reply, func(m *nats.Msg) { got <- m }, nil)
 	if err != nil {
 		s.t.Error(err)
 		return
@@ -37,6 +40,9 @@ func (s *sender) send(holder, key string, fence []string, body string) (answer s
 	h := nats.Header{"traceparent": {"00-1"}, "secret": {"no"}}
 	if fence != nil {
 		h["Dagnats-Lease-Fence"] = fence
+	}
+	if s.left != nil {
+		h["Dagnats-Lease-Deadline-Ms"] = s.left
 	}
 	_ = s.p.publish(&nats.Msg{Subject: "dagnats.lease.inbox." + holder + "." + key, Reply: reply, Header: h, Data: []byte(body)})
 	select {
@@ -241,6 +247,144 @@ func TestInbox(t *testing.T) {
 			t.Errorf("%d at once, %d answered", most.Load(), done.Load())
 		}
 		_ = h.Resign(t.Context())
+		in.Close()
+	})
+
+	inBubble(t, "what its sender has given up is not begun", func(t *testing.T, w *world) {
+		for _, concurrency := range []int{1, 3} {
+			c := newClient(w.process(), Options{})
+			var late atomic.Int32
+			in, _ := c.Inbox("me", InboxOptions{Concurrency: concurrency, OnError: func(err error) {
+				if errors.Is(err, context.DeadlineExceeded) {
+					late.Add(1)
+				}
+			}})
+			h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
+			start := time.Now()
+			var runs, begunLate atomic.Int32
+			_ = in.Serve(h, func(ctx context.Context, r Request) []byte {
+				runs.Add(1)
+				sent := start
+				if string(r.Payload) == "probe" {
+					sent = start.Add(1900 * time.Millisecond)
+				}
+				if time.Since(sent) > time.Second {
+					begunLate.Add(1)
+				}
+				if !r.Deadline.Equal(sent.Add(time.Second)) || ctx.Err() != nil {
+					t.Error(r.Deadline.Sub(sent), ctx.Err())
+				}
+				time.Sleep(500 * time.Millisecond)
+				return nil
+			})
+			for i := range 40 {
+				go (&sender{t: t, p: w.process(), n: 1000 * i, left: []string{"1000"}}).send("me", "k", at(h.Revision()), "")
+			}
+			time.Sleep(1900 * time.Millisecond)
+			// The owner is of use again.
+			probe := &sender{t: t, p: w.process(), n: 1 << 20, left: []string{"1000"}}
+			if _, rejected, ok := probe.send("me", "k", at(h.Revision()), "probe"); !ok || rejected {
+				t.Error("the probe was not answered")
+			}
+			if n := int32(3 * concurrency); runs.Load() > n+1 || begunLate.Load() > 0 || runs.Load()-1+late.Load() != 40 {
+				t.Errorf("concurrency %d: %d runs, %d begun late, %d dropped", concurrency, runs.Load(), begunLate.Load(), late.Load())
+			}
+			_ = h.Resign(t.Context())
+			in.Close()
+			time.Sleep(time.Minute)
+		}
+	})
+
+	inBubble(t, "a fence is judged before the time, and only a time that can be is one", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		in, _ := c.Inbox("me", InboxOptions{})
+		h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
+		_ = in.Serve(h, func(context.Context, Request) []byte { return []byte("done") })
+		for _, v := range []struct {
+			left            []string
+			fence           uint64
+			ok, rejectedToo bool
+		}{
+			{[]string{"0"}, h.Tenure() - 1, true, true},
+			{[]string{"1"}, h.Tenure() - 1, true, true},
+			{[]string{"5"}, h.Tenure(), true, false},
+			{[]string{"-1"}, h.Tenure(), true, false},
+			{[]string{"soon"}, h.Tenure(), true, false},
+			{[]string{"1.5"}, h.Tenure(), true, false},
+			{[]string{""}, h.Tenure(), true, false},
+			{[]string{"0", "0"}, h.Tenure(), true, false},
+			{[]string{"18446744073709551615"}, h.Tenure(), true, false},
+			{nil, h.Tenure(), true, false},
+		} {
+			s := &sender{t: t, p: w.process(), left: v.left}
+			if _, rejected, ok := s.send("me", "k", at(v.fence), ""); ok != v.ok || rejected != v.rejectedToo {
+				t.Errorf("%q under %d: answered %v, rejected %v", v.left, v.fence, ok, rejected)
+			}
+		}
+		_ = h.Resign(t.Context())
+		in.Close()
+	})
+
+	inBubble(t, "what waits when the lease goes is rejected, not dropped", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		in, _ := c.Inbox("me", InboxOptions{Concurrency: 1})
+		h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
+		_ = in.Serve(h, func(context.Context, Request) []byte { time.Sleep(2 * time.Second); return nil })
+		go (&sender{t: t, p: w.process(), n: 1000}).send("me", "k", at(h.Revision()), "")
+		time.Sleep(time.Second)
+		rejected := make(chan bool)
+		go func() {
+			_, r, _ := (&sender{t: t, p: w.process(), n: 2000, left: []string{"500"}}).send("me", "k", at(h.Revision()), "")
+			rejected <- r
+		}()
+		time.Sleep(100 * time.Millisecond)
+		_ = h.Resign(t.Context())
+		if !<-rejected {
+			t.Error("it was not rejected")
+		}
+		in.Close()
+	})
+
+	inBubble(t, "writes of one tenure do not refuse each other", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		in, _ := c.Inbox("me", InboxOptions{})
+		h, _ := c.Hold(t.Context(), "k", HoldOptions{Holder: "me", TTL: ttl})
+		var fence Fence
+		_ = in.Serve(h, func(ctx context.Context, r Request) []byte {
+			if string(r.Payload) == "slow" {
+				time.Sleep(5 * time.Second)
+			}
+			if err := fence.Do(ctx, "r", r.Fence, nil); err != nil {
+				t.Errorf("%s: %v, while Check says %v", r.Payload, err, h.Check())
+			}
+			return nil
+		})
+		before := h.Revision()
+		slow := make(chan bool)
+		go func() {
+			_, rejected, _ := (&sender{t: t, p: w.process(), n: 1000}).send("me", "k", at(before), "slow")
+			slow <- rejected
+		}()
+		for h.Revision() == before {
+			time.Sleep(10 * time.Millisecond)
+		}
+		(&sender{t: t, p: w.process()}).send("me", "k", at(h.Revision()), "quick")
+		<-slow
+		_ = h.Resign(t.Context())
+
+		next, err := c.Hold(t.Context(), "k", HoldOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := fence.Do(t.Context(), "r", next.Tenure(), nil); err != nil {
+			t.Error(err)
+		}
+		for _, old := range []uint64{h.Tenure(), h.Revision()} {
+			if _, stale := errors.AsType[*StaleError](fence.Do(t.Context(), "r", old, nil)); !stale {
+				t.Errorf("%d of the holder before was taken after %d", old, next.Tenure())
+			}
+		}
+		_ = next.Resign(t.Context())
 		in.Close()
 	})
 

@@ -1,9 +1,15 @@
 package client
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
+	"regexp"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -25,9 +31,30 @@ type ShardsOptions struct {
 // maxName is how many characters a key or a holder has at most.
 const maxName = 128
 
+// KeySetError says that another member of a group shares other keys than this one,
+// as long as their number is being changed, or because one of them is wrong.
+type KeySetError struct {
+	Group  string
+	Member string
+	// Keys describes what the member shares: the number of keys and a hash of
+	// them, empty when it does not tell, as members of an older version.
+	Keys string
+	Ours string // the same of this process
+}
+
+func (e *KeySetError) Error() string {
+	return fmt.Sprintf("group %s: member %s does not share the same keys as this process (%s here, %s there): each takes its part only of the keys that the other does not hold", e.Group, e.Member, e.Ours, cmp.Or(e.Keys, "not told"))
+}
+
 // Shards shares keys fairly among all processes that call it with the same group
 // and keys, until ctx ends; then it gives up everything, releases it as its work
-// ends, and returns the cause of ctx.
+// ends, and returns the cause of ctx. An error that no waiting mends, of those that
+// Hold lists, ends it too.
+//
+// Members with other keys are told to OnError, as a *KeySetError each. To change the
+// keys, start members with the new ones before those with the old ones leave: keys
+// that only some know are shared among these, so none is without an owner, and shares
+// are fair among those with the same keys.
 //
 // Nothing but leases is needed: each member holds the lease <group>-member-<holder>
 // while it takes part, so whoever can list leases knows the members and who has
@@ -53,14 +80,18 @@ func (c *Client) Shards(ctx context.Context, group string, keys []string, o Shar
 	if len(keys) == 0 {
 		return kinds.Errorf(kinds.Invalid, "group %s has no keys", group)
 	}
-	o.batch = newBatcher(c, o.Holder, o.TTL)
 	s := &sharer{
-		client: c, options: o, members: members, prefix: commonPrefix(keys),
-		keys: map[string]bool{}, running: map[string]*shard{}, wake: make(chan struct{}, 1),
+		client: c, options: o, group: group, members: members, prefix: commonPrefix(keys),
+		keys: map[string]bool{}, running: map[string]*shard{}, told: map[string]bool{}, wake: make(chan struct{}, 1),
 	}
 	for _, k := range keys {
 		s.keys[k] = true
 	}
+	s.set = describe(s.keys)
+	if len(o.Meta)+len(keysMark)+len(s.set) > maxMeta {
+		return kinds.Errorf(kinds.Invalid, "Meta: a member of a group has at most %d bytes, got %d", maxMeta-len(keysMark)-len(s.set), len(o.Meta))
+	}
+	s.options.batch = newBatcher(c, o.Holder, o.TTL)
 	var hints []func()
 	for _, k := range keys {
 		cancel, err := c.hints(k, s.wake)
@@ -85,11 +116,14 @@ func (c *Client) Shards(ctx context.Context, group string, keys []string, o Shar
 type sharer struct {
 	client  *Client
 	options ShardsOptions
+	group   string
 	members string // prefix of the members' keys
+	set     string // describes keys
 	prefix  string // of the shards' keys
 	keys    map[string]bool
 	wake    chan struct{}
 	all     sync.WaitGroup
+	told    map[string]bool // members of which OnError was told that they have other keys
 
 	mu      sync.Mutex
 	running map[string]*shard
@@ -103,21 +137,30 @@ type shard struct {
 }
 
 func (s *sharer) run(ctx context.Context) error {
+	defer s.all.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	joined, refused := make(chan struct{}), make(chan error, 1)
 	s.all.Go(func() { refused <- s.member(ctx, sync.OnceFunc(func() { close(joined) })) })
-	defer s.all.Wait()
 	select {
 	case <-joined:
 	case err := <-refused:
 		return err
 	}
 	for ctx.Err() == nil {
-		if err := s.round(ctx); err != nil && ctx.Err() == nil {
+		err := s.round(ctx)
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case lasting(err):
+			return err
+		default:
 			s.options.OnError(err)
 		}
 		t := time.NewTimer(jitter(s.options.TTL/3, 0.2))
 		select {
 		case <-t.C:
+		case err := <-refused:
+			return err // nil when ctx has ended
 		case <-ctx.Done():
 		case <-s.wake:
 			sleep(ctx, jitter(50*time.Millisecond, 0.5)) // let more events come
@@ -129,16 +172,18 @@ func (s *sharer) run(ctx context.Context) error {
 
 // member holds the membership. It is released at once when ctx ends, before the
 // shards are, so that the others know whom to count when those become free. Its
-// error is of kind invalid: the group or the holder id cannot stand in a key.
+// error is one that no waiting mends: the group cannot stand in a key, for one.
 func (s *sharer) member(ctx context.Context, joined func()) error {
 	o := s.holdOptions()
+	o.Meta = strings.TrimPrefix(o.Meta+keysMark+s.set, " ")
 	for ctx.Err() == nil {
 		err := s.client.Run(ctx, s.members+s.options.Holder, o, func(ctx context.Context, _ *Hold) error {
 			joined()
 			<-ctx.Done()
 			return nil
 		})
-		if kinds.Of(err) == kinds.Invalid {
+		_, twice := errors.AsType[*HeldHereError](err)
+		if ctx.Err() == nil && (twice || lasting(err)) {
 			return err
 		}
 		if err != nil && ctx.Err() == nil {
@@ -186,18 +231,29 @@ func (s *sharer) round(ctx context.Context) error {
 	return nil
 }
 
-// look lists members and keys. What this process runs it knows better itself.
+// look lists members and keys. What this process runs it knows better itself. Of the
+// members only those with the same keys are counted on: what another holds is not to
+// be had, and what nobody holds another may never take.
 func (s *sharer) look(ctx context.Context) (view shares, free []string, err error) {
 	view = shares{self: s.options.Holder, counts: map[string]int{s.options.Holder: 0}}
 	members, err := s.list(ctx, s.members)
 	if err != nil {
 		return view, nil, err
 	}
+	others := map[string]bool{}
 	for _, l := range members {
-		if l.Key == s.members+l.Holder {
+		switch set := describedBy(l.Meta); {
+		case l.Key != s.members+l.Holder || l.Holder == view.self:
+		case set == s.set:
 			view.counts[l.Holder] = 0
+		default:
+			others[l.Holder] = true
+			if !s.told[l.Holder] {
+				s.options.OnError(&KeySetError{Group: s.group, Member: l.Holder, Keys: set, Ours: s.set})
+			}
 		}
 	}
+	s.told = others
 	leases, err := s.list(ctx, s.prefix)
 	if err != nil {
 		return view, nil, err
@@ -222,6 +278,7 @@ func (s *sharer) look(ctx context.Context) (view shares, free []string, err erro
 			free = append(free, key)
 		case live:
 			view.counts[other]++
+		case others[other]:
 		default:
 			view.gone++
 		}
@@ -229,6 +286,31 @@ func (s *sharer) look(ctx context.Context) (view shares, free []string, err erro
 	mathrand.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
 	return view, free, nil
 }
+
+// What a member says of its keys stands at the end of its lease's meta.
+const keysMark = " keys="
+
+var keysInMeta = regexp.MustCompile(`(?:^| )keys=([0-9]+-[0-9a-f]{16})$`)
+
+// describe says which keys a member shares: how many, and a hash of them in order.
+func describe(keys map[string]bool) string {
+	h := sha256.New()
+	for _, k := range slices.Sorted(maps.Keys(keys)) {
+		fmt.Fprintln(h, k)
+	}
+	return fmt.Sprintf("%d-%x", len(keys), h.Sum(nil)[:8])
+}
+
+// describedBy reads that from a member's meta, empty if it is not there.
+func describedBy(meta string) string {
+	if m := keysInMeta.FindStringSubmatch(meta); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// maxMeta is how many bytes meta has at most.
+const maxMeta = 512
 
 func (s *sharer) list(ctx context.Context, prefix string) (all []Lease, err error) {
 	for r := (ListRequest{Prefix: prefix, Limit: 1000}); ; {

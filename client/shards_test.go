@@ -273,6 +273,187 @@ func TestShardsWithALongTTL(t *testing.T) {
 	})
 }
 
+// TestShardsWithOtherKeys: members of one group that share different keys. Nothing
+// stays without an owner that some member knows, and the difference is told.
+func TestShardsWithOtherKeys(t *testing.T) {
+	const span = 6 * time.Second
+	// group starts members whose number of keys is told, and counts their work.
+	type group struct {
+		sync.Mutex
+		owners map[string]string
+		told   map[string]int // who was told of whom
+		leave  map[string]func()
+	}
+	start := func(t *testing.T, w *world) (g *group, join func(name string, keys int)) {
+		g = &group{owners: map[string]string{}, told: map[string]int{}, leave: map[string]func(){}}
+		return g, func(name string, keys int) {
+			var all []string
+			for i := range keys {
+				all = append(all, fmt.Sprintf("job-%d", i))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			left := make(chan struct{})
+			g.leave[name] = func() { cancel(); <-left }
+			c := newClient(w.process(), Options{})
+			go func() {
+				defer close(left)
+				_ = c.Shards(ctx, "job", all, ShardsOptions{
+					HoldOptions: HoldOptions{Holder: name, TTL: span, Meta: "at " + name, OnError: func(err error) {
+						g.Lock()
+						defer g.Unlock()
+						if other, ok := errors.AsType[*KeySetError](err); ok && other.Group == "job" {
+							g.told[name+" of "+other.Member]++
+						}
+					}},
+					Work: func(ctx context.Context, h *Hold) {
+						g.Lock()
+						if g.owners[h.Key()] != "" {
+							t.Errorf("%s has two owners", h.Key())
+						}
+						g.owners[h.Key()] = name
+						g.Unlock()
+						<-ctx.Done()
+						g.Lock()
+						delete(g.owners, h.Key())
+						g.Unlock()
+					},
+				})
+			}()
+		}
+	}
+	// covered waits and checks that each key has an owner, and returns who has how many.
+	covered := func(t *testing.T, g *group, keys int) map[string]int {
+		t.Helper()
+		time.Sleep(5 * span)
+		g.Lock()
+		defer g.Unlock()
+		counts := map[string]int{}
+		for i := range keys {
+			if g.owners[fmt.Sprintf("job-%d", i)] == "" {
+				t.Errorf("job-%d has no owner", i)
+			}
+		}
+		for _, who := range g.owners {
+			counts[who]++
+		}
+		return counts
+	}
+	end := func(g *group) {
+		for _, leave := range g.leave {
+			leave()
+		}
+	}
+
+	inBubble(t, "more keys, one member after another", func(t *testing.T, w *world) {
+		g, join := start(t, w)
+		join("old1", 16)
+		join("old2", 16)
+		covered(t, g, 16)
+		join("new1", 32)
+		if counts := covered(t, g, 32); counts["new1"] != 16 {
+			t.Errorf("%v", counts)
+		}
+		g.leave["old1"]()
+		covered(t, g, 32)
+		join("new2", 32)
+		if counts := covered(t, g, 32); counts["new1"]-counts["new2"] > 1 || counts["new2"]-counts["new1"] > 1 {
+			t.Errorf("those with the same keys do not share them fairly: %v", counts)
+		}
+		g.leave["old2"]()
+		if counts := covered(t, g, 32); counts["new1"] != 16 || counts["new2"] != 16 {
+			t.Errorf("%v", counts)
+		}
+		end(g)
+		if g.told["old2 of new1"] != 1 || g.told["new1 of old2"] != 1 || g.told["new1 of new2"] != 0 {
+			t.Errorf("told: %v", g.told)
+		}
+	})
+
+	inBubble(t, "fewer keys", func(t *testing.T, w *world) {
+		g, join := start(t, w)
+		join("old1", 32)
+		join("old2", 32)
+		covered(t, g, 32)
+		join("new1", 10)
+		covered(t, g, 32)
+		g.leave["old1"]()
+		covered(t, g, 32) // the other old one knows them all
+		g.leave["old2"]()
+		if counts := covered(t, g, 10); counts["new1"] != 10 {
+			t.Errorf("%v", counts)
+		}
+		end(g)
+	})
+
+	inBubble(t, "a member that is wrong starves nobody's keys, whoever comes first", func(t *testing.T, w *world) {
+		for _, order := range [][]string{{"right", "wrong"}, {"wrong", "right"}} {
+			g, join := start(t, w)
+			for _, name := range order {
+				join(name, map[string]int{"right": 32, "wrong": 3}[name])
+				time.Sleep(5 * span)
+			}
+			covered(t, g, 32)
+			end(g)
+			if g.told["right of wrong"] != 1 || g.told["wrong of right"] != 1 {
+				t.Errorf("%v: told: %v", order, g.told)
+			}
+		}
+	})
+
+	inBubble(t, "a member of an older version, which counts on all, does not tell its keys", func(t *testing.T, w *world) {
+		c := newClient(w.process(), Options{})
+		h, err := c.Hold(t.Context(), "job-member-older", HoldOptions{Holder: "older", Meta: "at home"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, join := start(t, w)
+		join("new", 8)
+		covered(t, g, 8)
+		end(g)
+		if g.told["new of older"] != 1 {
+			t.Errorf("told: %v", g.told)
+		}
+		_ = h.Resign(t.Context())
+	})
+
+	inBubble(t, "the meta of a member stays what it was, but for its end", func(t *testing.T, w *world) {
+		g, join := start(t, w)
+		join("p", 2)
+		time.Sleep(span)
+		w.mu.Lock()
+		if meta := w.keys["job-member-p"].meta; !strings.HasPrefix(meta, "at p keys=2-") || describedBy(meta) == "" {
+			t.Errorf("%q", meta)
+		}
+		if meta := w.keys["job-0"].meta; meta != "at p" {
+			t.Errorf("%q", meta)
+		}
+		w.mu.Unlock()
+		end(g)
+	})
+}
+
+func TestDescribeKeys(t *testing.T) {
+	set := func(keys ...string) map[string]bool {
+		m := map[string]bool{}
+		for _, k := range keys {
+			m[k] = true
+		}
+		return m
+	}
+	a := describe(set("a", "b"))
+	if a != describe(set("b", "a")) || a == describe(set("a")) || a == describe(set("a", "c")) || a == describe(set("ab")) {
+		t.Error(a)
+	}
+	for meta, want := range map[string]string{
+		"": "", "keys=" + a: a, "x keys=" + a: a, "xkeys=" + a: "", "keys=" + a + " ": "", "keys=3": "",
+		"keys=1-0000000000000000 keys=" + a: a,
+	} {
+		if got := describedBy(meta); got != want {
+			t.Errorf("%q describes %q, want %q", meta, got, want)
+		}
+	}
+}
+
 func TestShardsWithoutKeys(t *testing.T) {
 	c := newClient(newWorld(t).process(), Options{})
 	if err := c.Shards(t.Context(), "g", nil, ShardsOptions{}); kinds.Of(err) != kinds.Invalid {

@@ -63,12 +63,10 @@ func (h *Hold) acquire(ctx context.Context, fresh bool) error {
 		case wait > 0 && namesUnknownMember(err, "wait_ms"):
 			w.poll = true
 			continue
-		case kinds.Of(err) == kinds.Invalid:
-			return err
 		case mayBeApplied(err):
 			h.loose = true
 		}
-		if o.NoWait && (!h.loose || tries == 2) {
+		if lasting(err) || o.NoWait && (!h.loose || tries == 2) {
 			if h.loose {
 				h.abandon(ctx)
 			}
@@ -190,5 +188,5 @@ func (c *Client) hints(key string, ch chan<- struct{}) (cancel func(), err error
 		case ch <- struct{}{}:
 		default:
 		}
-	})
+	}, func(error) {}) // without events the regular look will do
 }
