@@ -64,11 +64,16 @@ killed or cut off from NATS. Processes that leave the command's process group,
 or become another user's, are out of reach. On a machine that lets processes
 wait for long, allow a real-time priority (CAP_SYS_NICE, or LimitRTPRIO=1).
 
+An operator's evict is the exception: the key is free at once. The command gets
+--signal as soon as the event of it arrives (else with the next renewal, up to a
+third of the TTL later) and KILL after --grace, and may act beside the next
+holder until then.
+
 The command has standard input, output, error and the terminal to itself; INT,
 TERM, HUP, QUIT, USR1 and USR2 are passed on. Its environment has LEASE_KEY,
-LEASE_HOLDER, LEASE_REVISION (at the start), LEASE_TTL_MS, NATS_URL, and
-LEASE_FILE: a file that always holds the current lease as JSON. Send the
-revision with every write.
+LEASE_HOLDER, LEASE_REVISION (of the acquire), LEASE_TTL_MS, NATS_URL, and
+LEASE_FILE: a file that always holds the current lease as JSON. Send
+LEASE_REVISION, which is tenure in LEASE_FILE, with every write.
 
 Exit codes: the command's own; 128+N if signal N ended it; 124 the lease was
 lost; 125 something failed before the command was started; 126 the command
@@ -111,7 +116,6 @@ func (r *runCmd) Run(command *kong.Context) error {
 	if err != nil {
 		return err
 	}
-	defer w.logs.close()
 	defer w.nc.Close()
 	dir, err := os.MkdirTemp("", "leased-run-")
 	if err != nil {
@@ -141,8 +145,7 @@ func (r *runCmd) prepare(command *kong.Context) (*wrapper, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), logs: r.openLog(), complaints: rate.Sometimes{Interval: complainEvery}}
-	w.log = w.logs.at(slog.LevelInfo).With("key", r.Key)
+	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), log: r.logger(slog.LevelInfo).With("key", r.Key), complaints: rate.Sometimes{Interval: complainEvery}}
 	var err error
 	if w.first, err = signalNamed("--signal", r.Signal); err != nil {
 		return nil, err
@@ -239,7 +242,6 @@ type wrapper struct {
 	dir         string // of LEASE_FILE
 	signals     chan os.Signal
 	refused     chan error // NATS does not let us ask
-	logs        *logs
 	log         *slog.Logger
 	complaints  rate.Sometimes
 }
@@ -324,9 +326,14 @@ func (w *wrapper) once(pause time.Duration) (code int, again bool, err error) {
 }
 
 // complain logs an error that is being retried. An outage has many: one every few
-// seconds is told.
+// seconds is told. What the client says once is always told.
 func (w *wrapper) complain(err error) {
-	w.complaints.Do(func() { w.log.Warn("the lease service", "error", err) })
+	log := func() { w.log.Warn("the lease service", "error", err) }
+	if _, keys := errors.AsType[*client.KeySetError](err); keys || errors.Is(err, nats.ErrPermissionViolation) {
+		log()
+		return
+	}
+	w.complaints.Do(log)
 }
 
 // complainEvery is the time between two complaints.
@@ -347,7 +354,7 @@ func (w *wrapper) waitsFor() func(client.Lease) {
 func (w *wrapper) leash(h *client.Hold) *leash {
 	return &leash{
 		wrapper: w, term: true, file: filepath.Join(w.dir, h.Key()),
-		env: []string{"LEASE_KEY=" + h.Key(), "LEASE_HOLDER=" + h.Holder(), "LEASE_REVISION=" + strconv.FormatUint(h.Revision(), 10)},
+		env: []string{"LEASE_KEY=" + h.Key(), "LEASE_HOLDER=" + h.Holder(), "LEASE_REVISION=" + strconv.FormatUint(h.Tenure(), 10)},
 		tie: func() tie { return tie{lease: w.held(h), until: h.Deadline()} },
 	}
 }

@@ -150,6 +150,26 @@ var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
 			}
 		}
 	},
+	// forge KEY: publishes an event of KEY that nothing caused, and waits until its
+	// holder has asked about it.
+	"forge": func(ts *testscript.TestScript, neg bool, args []string) {
+		nc := of(ts).nc
+		asked, err := nc.SubscribeSync("api.leases.owner")
+		ts.Check(err)
+		defer func() { _ = asked.Unsubscribe() }()
+		ts.Check(nc.Flush())
+		ts.Check(nc.PublishMsg(&nats.Msg{
+			Subject: "dagnats.lease.changed." + args[0], Data: []byte(`{"evicted":true}`),
+			Header: nats.Header{"Dagnats-Lease-Event": {"released"}, "Nats-Sequence": {"9000000000000000000"}},
+		}))
+		for {
+			m, err := asked.NextMsg(patience)
+			ts.Check(err)
+			if strings.Contains(string(m.Data), `"`+args[0]+`"`) {
+				return
+			}
+		}
+	},
 	// dies FILE...: waits until no process has an id in the files.
 	"dies": func(ts *testscript.TestScript, neg bool, args []string) {
 		for _, file := range args {

@@ -98,15 +98,13 @@ func (c *serveCmd) Run(command *kong.Context) error {
 	}
 	ctx, leave := context.WithCancelCause(context.Background())
 	defer leave(nil)
-	logs := c.openLog()
-	defer logs.close()
-	signal.Ignore(syscall.SIGPIPE) // whoever read the log is gone
+	log := c.logger(slog.LevelDebug)
 	signals, hangups := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	signal.Notify(hangups, syscall.SIGHUP) // the terminal is gone, or somebody means "reload"
 	go func() {
 		for range hangups {
-			logs.at(slog.LevelWarn).Warn("SIGHUP: nothing is read again; restart for another configuration")
+			log.Warn("SIGHUP: nothing is read again; restart for another configuration")
 		}
 	}()
 	go func() {
@@ -114,7 +112,7 @@ func (c *serveCmd) Run(command *kong.Context) error {
 		second := <-signals
 		os.Exit(exitSignal + int(second.(syscall.Signal)))
 	}()
-	return c.serve(ctx, p, logs)
+	return c.serve(ctx, p, log)
 }
 
 // plan is what the flags come to.
@@ -264,8 +262,7 @@ func stateDir() (string, error) {
 
 // serve runs the parts, and takes them down in the opposite order when ctx
 // ends: the service, its connections, the NATS server inside, the HTTP port.
-func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
-	log := logs.at(slog.LevelDebug)
+func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
 	if p.inside == nil {
 		halveCPUs()
 		go tune(ctx, garbage)
@@ -277,9 +274,8 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 		rows = append(rows, metrics.Endpoint{Name: row.Name, Kinds: row.Kinds})
 	}
 	m := metrics.New(rows, metrics.Build{Version: version()})
-	h := health{log: logs}
+	var h health
 	m.SetReady(h.ready)
-	m.SetLogDropped(logs.dropped.Load)
 
 	address := ""
 	if c.HTTPListen != "" {
@@ -287,7 +283,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 			{"/metrics", "for Prometheus", m.Handler(log)},
 			{"/healthz", "200 while the process runs", text(h.healthz)},
 			{"/readyz", "200 while calls are answered; ?verbose says why not", text(h.readyz)},
-		}, logs.at(slog.LevelWarn))
+		}, c.logger(slog.LevelWarn))
 		if err != nil {
 			return err
 		}
