@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -224,6 +225,7 @@ func (l *leash) start() (<-chan string, error) {
 		return nil, err
 	}
 	l.guard = cmd.Process
+	l.adopting.Do(adoptOrphans)
 	if l.told != nil {
 		l.told(l.keys)
 	}
@@ -248,4 +250,25 @@ func (l *leash) guardCommand() *exec.Cmd {
 	// Out of reach of what is sent to this process' group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd
+}
+
+// adoptOrphans has this process, if it is the first of a container, take the ends of what
+// the guards' commands leave behind: nobody else does. It may take a guard's end too, whose
+// code nobody reads.
+func adoptOrphans() {
+	if os.Getpid() != 1 {
+		return
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	go func() {
+		for range ended {
+			for {
+				pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+				if pid <= 0 && !errors.Is(err, syscall.EINTR) {
+					break
+				}
+			}
+		}
+	}()
 }

@@ -62,7 +62,8 @@ If the lease is lost, or cannot be renewed, the command gets --signal, and KILL
 before the lease can belong to another: also when this process is stopped,
 killed or cut off from NATS. Processes that leave the command's process group,
 or become another user's, are out of reach. On a machine that lets processes
-wait for long, allow a real-time priority (CAP_SYS_NICE, or LimitRTPRIO=1).
+wait for long, allow a real-time priority (CAP_SYS_NICE, or LimitRTPRIO=1). As the
+first process of a container it reaps what its commands leave behind.
 
 An operator's evict is the exception: the key is free at once. The command gets
 --signal as soon as the event of it arrives (else with the next renewal, up to a
@@ -244,6 +245,7 @@ type wrapper struct {
 	refused     chan error // NATS does not let us ask
 	log         *slog.Logger
 	complaints  rate.Sometimes
+	adopting    sync.Once
 }
 
 // restartPause is how long a command that failed is not started again.
