@@ -126,6 +126,13 @@ func (f connFlags) resolve(given map[string]bool, selected bool) (endpoint, erro
 	if e.options, err = all.NATSOptions(nats.Timeout(f.Timeout)); err != nil {
 		return endpoint{}, usagef("NATS connection: %w", err)
 	}
+	if by := all.SocksProxy(); by != "" {
+		proxied, err := newSocks(by, f.Timeout)
+		if err != nil {
+			return endpoint{}, usagef("socks_proxy of the context: %w", err)
+		}
+		e.options = append(e.options, nats.SetCustomDialer(proxied))
+	}
 	// Options check their files only when they are applied: do it now, where a
 	// mistake is still one of the command line.
 	probe := nats.GetDefaultOptions()

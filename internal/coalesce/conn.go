@@ -174,21 +174,25 @@ func (n *Conn) SetWriteDeadline(time.Time) error { return nil }
 func (n *Conn) SetDeadline(t time.Time) error { return n.Conn.SetReadDeadline(t) }
 
 // Dialer is a nats.CustomDialer whose connections coalesce.
-type Dialer struct{ net.Dialer }
+type Dialer struct{ nats.CustomDialer }
 
 // Dial implements nats.CustomDialer.
 func (d *Dialer) Dial(network, address string) (net.Conn, error) {
-	c, err := d.Dialer.Dial(network, address)
+	c, err := d.CustomDialer.Dial(network, address)
 	if err != nil {
 		return nil, err
 	}
 	return New(c), nil
 }
 
-// Dial is the option that makes a connection of nats.go coalesce.
+// Dial is the option that makes a connection of nats.go coalesce. It comes after one that
+// sets a dialer of its own, which it goes on to use.
 func Dial() nats.Option {
 	return func(o *nats.Options) error {
-		o.CustomDialer = &Dialer{net.Dialer{Timeout: o.Timeout}}
+		if o.CustomDialer == nil {
+			o.CustomDialer = &net.Dialer{Timeout: o.Timeout}
+		}
+		o.CustomDialer = &Dialer{o.CustomDialer}
 		return nil
 	}
 }
