@@ -97,6 +97,7 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		"leased_write_conflicts_total":  0,
 		"leased_write_retries_total":    0,
 		"leased_leases_held":            0,
+		"leased_log_dropped_total":      0,
 		"leased_waiters":                0,
 		"leased_writes_queued":          0,
 		"leased_highest_fence":          0,

@@ -61,6 +61,9 @@ func (m *Metrics) SetService(s Service) { m.states.service.Store(&s) }
 // SetReady says whom to ask whether the process is ready.
 func (m *Metrics) SetReady(ready func() bool) { m.states.ready.Store(&ready) }
 
+// SetLogDropped says whom to ask how many lines of the log were dropped.
+func (m *Metrics) SetLogDropped(lines func() uint64) { m.states.logDropped.Store(&lines) }
+
 // Connection names one of the service's own NATS connections.
 type Connection string
 
@@ -107,11 +110,12 @@ func (m *Metrics) SetConnection(c Connection, state func() ConnectionState) {
 type states struct {
 	service     atomic.Pointer[Service]
 	ready       atomic.Pointer[func() bool]
+	logDropped  atomic.Pointer[func() uint64]
 	connections [3]atomic.Pointer[func() ConnectionState]
 }
 
 type stateDescs struct {
-	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, build *prometheus.Desc
+	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, logDropped, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -129,6 +133,7 @@ func newStateDescs() stateDescs {
 		ready:      desc("leased_ready", "1 while /readyz says ready."),
 		connected:  desc("leased_nats_connected", "1 while the connection to NATS stands.", "connection"),
 		reconnects: desc("leased_nats_reconnects_total", "Times the connection to NATS was made again.", "connection"),
+		logDropped: desc("leased_log_dropped_total", "Lines of the log that were dropped because stderr was read too slowly or not at all."),
 		build:      desc("leased_build_info", "1, with the versions of leased, of Go and of the NATS server it uses.", "version", "goversion", "nats_server"),
 	}
 }
@@ -141,7 +146,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.logDropped, d.build} {
 		ch <- desc
 	}
 }
@@ -184,6 +189,11 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(d.connected, number(cs.Connected), string(name))
 		ch <- prometheus.MustNewConstMetric(d.reconnects, prometheus.CounterValue, float64(cs.Reconnects), string(name))
 	}
+	var dropped uint64
+	if f := st.logDropped.Load(); f != nil {
+		dropped = (*f)()
+	}
+	ch <- prometheus.MustNewConstMetric(d.logDropped, prometheus.CounterValue, float64(dropped))
 	gauge(d.build, 1, c.m.buildLabels()...)
 }
 

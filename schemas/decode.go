@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"math/big"
-	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -110,16 +108,16 @@ func (s *Schema) Decode(raw []byte) (Request, error) {
 // DecodePlain is Decode for a valid request in the form that nearly every client writes, which takes a few
 // microseconds; ok is false for any other, and says nothing about it.
 func (s *Schema) DecodePlain(raw []byte) (req Request, ok bool) {
-	if s.plain == nil {
+	if !s.form.plain {
 		return Request{}, false
 	}
-	req, ok = s.plain.decode(raw)
+	req, ok = s.form.decode(raw)
 	return req, ok && req.check() == nil
 }
 
 // decode reads a request of any form, and words what is wrong with it.
 func (s *Schema) decode(raw []byte) (Request, error) {
-	doc, fault := readRequest(raw, s.root)
+	doc, fault := readRequest(raw, s.form)
 	if fault != nil {
 		return Request{}, fault
 	}
@@ -127,14 +125,14 @@ func (s *Schema) decode(raw []byte) (Request, error) {
 		return Request{}, s.explain(err, doc)
 	}
 	var req Request
-	for name, member := range s.root.members {
-		if member == nil {
+	for _, m := range s.form.members {
+		if m.form == nil {
 			continue
 		}
-		if v, ok := doc[name]; ok {
-			fields[name].put(&req, v)
-		} else if v := member.schema.Default; v != nil {
-			fields[name].put(&req, v)
+		if v, ok := doc[m.name]; ok {
+			m.to.put(&req, v)
+		} else if v := m.js.Default; v != nil {
+			m.to.put(&req, v)
 		}
 	}
 	if err := req.check(); err != nil {
@@ -161,33 +159,6 @@ func (r *Request) check() error {
 	return nil
 }
 
-// node is what the token pass must know of a schema to refuse early what the schema could never accept.
-type node struct {
-	schema  *jsonschema.Schema
-	names   []string         // of the members of an object, in the order in which they are told
-	members map[string]*node // nil where no object may stand; a value is nil where nobody looks at it
-	items   *node            // nil where no array may stand
-}
-
-// newNode is the node of a schema. The names of a request stand in the order of its family; an object
-// inside an array has those it describes.
-func newNode(js *jsonschema.Schema, names []string) *node {
-	n := &node{schema: js, names: names}
-	if len(js.Properties) > 0 {
-		n.members = map[string]*node{}
-	}
-	for name, property := range js.Properties {
-		n.members[name] = nil
-		if len(property.Types) > 0 {
-			n.members[name] = newNode(property, nil)
-		}
-	}
-	if items := js.Items2020; items != nil {
-		n.items = newNode(items, slices.Sorted(maps.Keys(items.Properties)))
-	}
-	return n
-}
-
 // place says where in a request a value stands: a member, or a member of an item of a list.
 type place struct {
 	list   string
@@ -212,7 +183,7 @@ const (
 )
 
 // readRequest builds the generic form of a request, for the schema to judge, in one pass over its tokens.
-func readRequest(raw []byte, n *node) (map[string]any, *Error) {
+func readRequest(raw []byte, n *form) (map[string]any, *Error) {
 	if bytes.HasPrefix(raw, []byte("\xef\xbb\xbf")) {
 		return nil, broken("the request must be UTF-8 without a byte order mark")
 	}
@@ -244,7 +215,7 @@ type reader struct {
 	dec *jsontext.Decoder
 }
 
-func (r reader) object(n *node, at place) (map[string]any, *Error) {
+func (r reader) object(n *form, at place) (map[string]any, *Error) {
 	if _, err := r.dec.ReadToken(); err != nil {
 		return nil, syntax(err)
 	}
@@ -267,26 +238,26 @@ func (r reader) object(n *node, at place) (map[string]any, *Error) {
 			return nil, fault
 		}
 		at.member = name
-		member, known := n.members[name]
-		if !known {
+		m := n.member(name)
+		if m == nil {
 			return nil, unknown(name, at, n)
 		}
 		if _, twice := doc[name]; twice {
 			return nil, &Error{Member: at.String(), Rule: fmt.Sprintf("member %q stands twice", at)}
 		}
-		if doc[name], fault = r.value(member, at); fault != nil {
+		if doc[name], fault = r.value(m.form, at); fault != nil {
 			return nil, fault
 		}
 	}
 }
 
-func (r reader) array(n *node, at place) ([]any, *Error) {
+func (r reader) array(n *form, at place) ([]any, *Error) {
 	if _, err := r.dec.ReadToken(); err != nil {
 		return nil, syntax(err)
 	}
 	list := []any{}
 	for r.dec.PeekKind() != jsontext.KindEndArray {
-		if most := n.schema.MaxItems; most >= 0 && len(list) == most {
+		if most := n.js.MaxItems; most >= 0 && len(list) == most {
 			return nil, breaks(at, "must have at most %d items, got more", most)
 		}
 		item, fault := r.value(n.items, place{list: at.member, index: len(list)})
@@ -302,7 +273,7 @@ func (r reader) array(n *node, at place) ([]any, *Error) {
 }
 
 // value reads the value at a place. Where nobody looks at it, n is nil, and so is the value once it is checked.
-func (r reader) value(n *node, at place) (any, *Error) {
+func (r reader) value(n *form, at place) (any, *Error) {
 	kind := r.dec.PeekKind()
 	switch kind {
 	case jsontext.KindBeginObject:
@@ -318,8 +289,8 @@ func (r reader) value(n *node, at place) (any, *Error) {
 	case jsontext.KindString:
 		if n != nil {
 			s, fault := r.text()
-			if fault == nil && tooLong(s, n.schema) {
-				fault = breaks(at, "must have %s characters, got %d bytes", lengthText(n.schema), len(s))
+			if fault == nil && tooLong(s, n.js) {
+				fault = breaks(at, "must have %s characters, got %d bytes", lengthText(n.js), len(s))
 			}
 			return s, fault
 		}

@@ -162,7 +162,7 @@ func TestList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sch := &Schema{js: js, root: newNode(js, []string{"holder", "leases"})}
+	sch := &Schema{js: js, form: newForm(js, []string{"holder", "leases"})}
 	for body, want := range map[string]string{
 		`{"holder":5,"leases":[{"key":"a","revision":1},{"revision":2e0,"key":"b"}]}`: "",
 		`{"leases":[]}`:                        "leases must have 1 to 3 items, got 0",
@@ -184,7 +184,7 @@ func TestList(t *testing.T) {
 		`{"leases":[{"key":"a","revision":1},]}`:                                       "the request must be valid JSON, got at byte 35: invalid character ',' at start of value",
 		`{"holder":[{"key":"a","revision":1}]}`:                                        "holder must be a plain value, got an array",
 	} {
-		doc, fault := readRequest([]byte(body), sch.root)
+		doc, fault := readRequest([]byte(body), sch.form)
 		if fault == nil {
 			if err := sch.js.Validate(doc); err != nil {
 				fault = sch.explain(err, doc)

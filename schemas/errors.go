@@ -52,7 +52,7 @@ func syntax(err error) *Error {
 	return broken("the request must be valid JSON, got at byte %d: %.150s", at.ByteOffset, reason)
 }
 
-func unknown(name string, at place, n *node) *Error {
+func unknown(name string, at place, n *form) *Error {
 	where := ""
 	if at.list != "" {
 		where = fmt.Sprintf(" in %s[%d]", at.list, at.index)
@@ -65,11 +65,11 @@ func unknown(name string, at place, n *node) *Error {
 }
 
 // nested is the fault of an object or array where the schema has none.
-func nested(n *node, at place, kind jsontext.Kind) *Error {
+func nested(n *form, at place, kind jsontext.Kind) *Error {
 	if n == nil {
 		return breaks(at, "must be a plain value, got %s", kindText(kind))
 	}
-	return breaks(at, "must be %s, got %s", typeText(n.schema), kindText(kind))
+	return breaks(at, "must be %s, got %s", typeText(n.js), kindText(kind))
 }
 
 // fault is one rule of the schema, broken at one place of the request.
@@ -77,7 +77,7 @@ type fault struct {
 	at      place
 	member  int // place in the family of the outermost member
 	keyword string
-	node    *node
+	form    *form
 	value   any
 }
 
@@ -111,33 +111,33 @@ func (s *Schema) faults(list []fault, e *jsonschema.ValidationError, doc map[str
 	if len(e.Causes) > 0 {
 		return list
 	}
-	f := fault{node: s.root, value: doc, keyword: e.KeywordLocation[strings.LastIndexByte(e.KeywordLocation, '/')+1:]}
+	f := fault{form: s.form, value: doc, keyword: e.KeywordLocation[strings.LastIndexByte(e.KeywordLocation, '/')+1:]}
 	path := strings.Split(e.InstanceLocation, "/")[1:]
 	for _, token := range path {
 		switch v := f.value.(type) {
 		case map[string]any:
 			f.at.member = token
-			f.node, f.value = f.node.members[token], v[token]
+			f.form, f.value = f.form.member(token).form, v[token]
 		case []any:
 			f.at.list, f.at.member = f.at.member, ""
 			f.at.index, _ = strconv.Atoi(token)
-			f.node, f.value = f.node.items, v[f.at.index]
+			f.form, f.value = f.form.items, v[f.at.index]
 		}
 	}
 	if f.keyword == "required" {
 		object, _ := f.value.(map[string]any)
-		f.at.member = f.node.schema.Required[slices.IndexFunc(f.node.schema.Required, func(name string) bool {
+		f.at.member = f.form.js.Required[slices.IndexFunc(f.form.js.Required, func(name string) bool {
 			_, ok := object[name]
 			return !ok
 		})]
 	}
-	f.member = slices.Index(s.root.names, cmp.Or(f.at.list, f.at.member))
+	f.member = slices.Index(s.form.names, cmp.Or(f.at.list, f.at.member))
 	return append(list, f)
 }
 
 // ruleText says in words what the schema asks for where f broke it.
 func ruleText(f fault) string {
-	js := f.node.schema
+	js := f.form.js
 	switch f.keyword {
 	case "type":
 		return "be " + typeText(js)

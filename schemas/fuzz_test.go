@@ -65,7 +65,7 @@ func checkDecode(t *testing.T, set *Set, call string, body []byte) {
 			t.Fatalf("first %q, then %v", err, again)
 		}
 	}
-	if plain, ok := sch.plain.decode(body); ok && plain.check() == nil {
+	if plain, ok := sch.form.decode(body); ok && plain.check() == nil {
 		slow, err := sch.decode(body)
 		if err != nil {
 			t.Fatalf("plain, but the library says %v", err)

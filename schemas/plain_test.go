@@ -13,13 +13,13 @@ func TestPlain(t *testing.T) {
 	accepted, valid := map[string]int{}, 0
 	for _, c := range loadCorpus(t) {
 		sch := set.Request(c.Call)
-		if sch.plain == nil {
+		if !sch.form.plain {
 			t.Fatalf("%s has no plain reader", c.Call)
 		}
 		if c.Valid {
 			valid++
 		}
-		got, ok := sch.plain.decode(c.Body)
+		got, ok := sch.form.decode(c.Body)
 		if !ok || got.check() != nil {
 			continue
 		}
@@ -82,7 +82,7 @@ func TestPlainForms(t *testing.T) {
 		{"renew_many", `{"holder":"h","ttl_ms":1000,"leases":[{"key":"a"}]}`, false},
 		{"renew_many", `{"holder":"h","ttl_ms":1000,"leases":[{"key":"a","revision":1,"holder":"h"}]}`, false},
 	} {
-		if _, ok := set.Request(c.call).plain.decode([]byte(c.body)); ok != c.plain {
+		if _, ok := set.Request(c.call).form.decode([]byte(c.body)); ok != c.plain {
 			t.Errorf("%s %s: plain %v, want %v", c.call, c.body, ok, c.plain)
 		}
 	}
@@ -106,11 +106,11 @@ func TestNewPlain(t *testing.T) {
 		`{"description":"any"}`:                      true,
 		`{"type":"array","maxItems":2}`:              false,
 	} {
-		doc, err := parse([]byte(`{"type":"object","additionalProperties":false,"properties":{"x":` + property + `}}`))
+		js, err := compile("x.json", `{"type":"object","additionalProperties":false,"properties":{"x":`+property+`}}`)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := newPlain(doc.(map[string]any)) != nil; got != want {
+		if got := newForm(js, nil).plain; got != want {
 			t.Errorf("%s: plain %v, want %v", property, got, want)
 		}
 	}

@@ -4,7 +4,7 @@
 // The schemas are embedded and compiled once; nothing is ever loaded from elsewhere. A request is
 // first read token by token (names, UTF-8, nesting, numbers), then validated against its schema, then
 // handed out as a [Request]. What a request schema says is enforced by the schema alone; requests in plain
-// form are held to the same rules, compiled from the same text, by plain.go.
+// form are held to the same rules by form.go, which has them from the compiled schema.
 //
 // A new member takes a name in the list "member" of defs.json, a definition, a line in the requests
 // that use it, and a line in the table fields. A new call takes its two files.
@@ -37,11 +37,10 @@ type Set struct {
 
 // Schema is one compiled schema.
 type Schema struct {
-	name  string // of its file
-	text  string
-	js    *jsonschema.Schema
-	root  *node  // what the decoder needs of a request schema, else nil
-	plain *plain // reads most requests at a fraction of the cost; nil if the schema says more than it can check
+	name string // of its file
+	text string
+	js   *jsonschema.Schema
+	form *form // of a request, else nil
 
 	open func() (*jsonschema.Schema, error) // js of a reply that may have more members
 }
@@ -161,11 +160,10 @@ func newSchema(fsys fs.FS, file string, request bool) (*Schema, error) {
 		s.open = sync.OnceValues(func() (*jsonschema.Schema, error) { return compileOpen(file, text) })
 		return s, nil
 	}
-	s.plain = newPlain(doc)
-	s.root = newNode(s.js, names)
-	for name, member := range s.root.members {
-		if _, ok := fields[name]; member != nil && !ok {
-			return nil, fmt.Errorf("no field for member %q", name)
+	s.form = newForm(s.js, names)
+	for _, m := range s.form.members {
+		if _, ok := fields[m.name]; m.form != nil && !ok {
+			return nil, fmt.Errorf("no field for member %q", m.name)
 		}
 	}
 	return s, nil

@@ -66,7 +66,7 @@ type keeper struct {
 	log      *slog.Logger
 	replicas int
 	events   string // republish destination without the key
-	peers    func(ctx context.Context, wait time.Duration) peerNews
+	peers    func(ctx context.Context, wait time.Duration, most uint64) peerNews
 
 	health atomic.Pointer[Health]
 	kick   chan struct{}
@@ -76,6 +76,8 @@ type keeper struct {
 
 	// The rest belongs to the goroutine of run.
 	asked     bool      // peers have been asked
+	claimed   claim     // the highest revision that they say was issued
+	claimedAt time.Time // when that was said last
 	proved    uint64    // the connection that was proved able to write, from 1
 	backSince time.Time // the bucket has been behind since
 	less      bool      // the bucket held fewer messages than the view knows leases
@@ -106,7 +108,7 @@ const (
 	createdSlack = time.Minute
 )
 
-func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context, time.Duration) peerNews, log *slog.Logger) *keeper {
+func newKeeper(j *js, v *view, replicas int, events string, peers func(context.Context, time.Duration, uint64) peerNews, log *slog.Logger) *keeper {
 	k := &keeper{js: j, view: v, replicas: replicas, events: events, peers: peers, log: log,
 		kick: make(chan struct{}, 1), reset: make(chan struct{}, 1), first: make(chan struct{})}
 	k.health.Store(&Health{Verdict: Unseen, Reason: "the bucket has not been looked at yet"})
@@ -292,12 +294,13 @@ func (k *keeper) judge(ctx context.Context) *Health {
 	case ai.API.Level < 1:
 		return &Health{Verdict: Unsupported, Reason: "the NATS server is older than 2.11 and cannot expire keys"}
 	}
-	if !k.asked {
-		k.view.noteFence(k.peers(ctx, askShort).fence)
-		k.asked = true
-	}
 	issued := k.view.highest.Load() // before the look: what was acked by then must show
 	si, err := k.info(ctx)
+	if err == nil && (!k.asked || si.State.LastSeq < k.claim().fence) {
+		k.ask(ctx, askShort, si.State.LastSeq, si.Now)
+		issued = k.view.highest.Load()
+		si, err = k.info(ctx)
+	}
 	if errors.Is(err, ErrNoBucket) {
 		k.missing(ctx)
 		if reason := tooOld(k.js.nc.ConnectedServerVersion()); reason != "" {
@@ -317,6 +320,27 @@ func (k *keeper) judge(ctx context.Context) *Health {
 		return k.noAnswer("writes to the bucket get no answer; is this user allowed to publish on " + k.js.put + ">?")
 	}
 	return h
+}
+
+// ask asks the other instances what they know; last and now are the bucket's last
+// revision and the server's clock, as far as they are known.
+func (k *keeper) ask(ctx context.Context, wait time.Duration, last uint64, now time.Time) peerNews {
+	most := credible(max(last, k.view.highest.Load()), now)
+	news := k.peers(ctx, wait, most)
+	news.report(k.log, most)
+	k.asked = true
+	if c := news.highest; c.fence >= k.claim().fence {
+		k.claimed, k.claimedAt = c, time.Now()
+	}
+	return news
+}
+
+// claim is the highest revision that was claimed, for as long as that stands.
+func (k *keeper) claim() claim {
+	if time.Since(k.claimedAt) >= claimFor {
+		return claim{}
+	}
+	return k.claimed
 }
 
 // lookTimeout bounds one request of a look: one that was sent while nobody led is
@@ -390,8 +414,10 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	k.created.Store(si.Created.UnixNano())
 
 	if si.State.LastSeq >= highest {
-		k.backSince = time.Time{}
 		k.proof.Store(false)
+		if si.State.LastSeq >= k.claim().fence {
+			k.backSince = time.Time{}
+		}
 	}
 	born := uint64(si.Created.Add(-createdSlack).UnixMicro())
 	if si.State.LastSeq < born && si.State.Messages == 0 {
@@ -404,13 +430,15 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 			k.look()
 		}
 	}
-	if left := holdOf(meta).Sub(si.Now); left > 0 {
+	until := holdOf(meta, si.Created)
+	if left := until.Sub(si.Now); left > 0 {
 		k.holdFor(time.Now().Add(left))
 	}
+	claimed := k.claim()
 	switch {
 	case si.State.LastSeq < born:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
-	case time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):
+	case time.Now().Before(k.holdUntil), si.Now.Before(until):
 		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
 	case si.State.LastSeq < highest && !k.proof.Load() && !k.stayedBack():
 		// A new leader may answer before it has applied its log. Acked guards
@@ -421,6 +449,11 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 		time.AfterFunc(checkEvery/4, k.look)
 	case si.State.LastSeq < highest:
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision is %d, but %d was issued; lift it with `leased fence lift`", si.State.LastSeq, highest)
+	case si.State.LastSeq < claimed.fence && k.stayedBack():
+		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time, says the instance %s: the last revision is %d, but %d was issued; lift it with `leased fence lift`, or wait until nobody has said so for %v", claimed.who, si.State.LastSeq, claimed.fence, claimFor)
+	case si.State.LastSeq < claimed.fence:
+		h.Verdict, h.Reason = Unavailable, "another instance has seen a higher revision than the bucket shows; looking again"
+		time.AfterFunc(checkEvery/4, k.look)
 	default:
 		h.Verdict = Sound
 		k.view.noteFence(si.State.LastSeq)
@@ -466,8 +499,7 @@ func (k *keeper) missing(ctx context.Context) {
 	if known {
 		k.replaced(0)
 	}
-	news := k.peers(ctx, askLong)
-	k.view.noteFence(news.fence)
+	news := k.ask(ctx, askLong, 0, time.Now())
 	end := news.end
 	if known && !complete && !waited && !news.heard {
 		// Leases may have been granted that this instance never saw, and the
@@ -477,8 +509,12 @@ func (k *keeper) missing(ctx context.Context) {
 	k.holdFor(end)
 }
 
-// holdFor puts off all grants until end at least.
+// holdFor puts off all grants until end at least; no lease that there is now lasts
+// longer than MaxTTL, whatever clocks say.
 func (k *keeper) holdFor(end time.Time) {
+	if most := time.Now().Add(MaxTTL); end.After(most) {
+		end = most
+	}
 	if end.After(k.holdUntil) {
 		k.holdUntil = end
 		k.held.Store(&end)
@@ -547,7 +583,11 @@ func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
 // make creates the bucket with a first revision above every fence known.
 func (k *keeper) make(ctx context.Context, level int) error {
 	// A leap above, so that no write to the old bucket's end looks like its next.
-	first := max(uint64(time.Now().UnixMicro()), k.view.highest.Load()+1+leap)
+	highest := max(k.view.highest.Load(), k.claim().fence)
+	if highest >= maxLift {
+		return fmt.Errorf("revision %d was seen: too close to the end of all revisions to begin above it; start the instances again", highest)
+	}
+	first := max(uint64(time.Now().UnixMicro()), highest+1+leap)
 	cfg := k.config(first, level)
 	if left := time.Until(k.holdUntil); left > 0 {
 		_, hi := k.view.clock.bounds(time.Now())
@@ -564,8 +604,13 @@ func (k *keeper) make(ctx context.Context, level int) error {
 // on the server's clock, no instance may grant anything in it.
 const holdKey = "leased_hold_until"
 
-func holdOf(meta map[string]string) time.Time {
+// holdOf reads it. What a bucket that was made at created replaces was over MaxTTL
+// later: who may edit the stream cannot stop grants for longer.
+func holdOf(meta map[string]string, created time.Time) time.Time {
 	t, _ := time.Parse(time.RFC3339Nano, meta[holdKey])
+	if most := created.Add(MaxTTL); t.After(most) {
+		return most
+	}
 	return t
 }
 

@@ -58,7 +58,7 @@
 // bucket is the microsecond of its making, and a restore sets the time of its
 // making forward: a last revision that is older than the bucket is proof. Each
 // instance also keeps the highest revision it has seen, asks the others for
-// theirs, and compares every ack. A bucket that fails either test grants nothing
+// theirs, which it believes as far as they can be true, and compares every ack. A bucket that fails either test grants nothing
 // until its revisions are lifted above both (fence lift).
 //
 // # The view

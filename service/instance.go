@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"sync"
@@ -69,8 +68,8 @@ func Open(o Options) (*Instance, error) {
 			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
 		}}
 	}
-	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration) peerNews {
-		return askPeers(ctx, o.Store, o.MicroName, id, wait)
+	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration, most uint64) peerNews {
+		return askPeers(ctx, o.Store, o.MicroName, id, wait, most)
 	}, o.Logger)
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())
@@ -161,82 +160,3 @@ func (i *Instance) Fence() uint64 { return i.view.highest.Load() }
 
 // ClockOffset is how far the NATS server's clock is ahead of this machine's.
 func (i *Instance) ClockOffset() time.Duration { return i.clock.offset() }
-
-// PeerStats is what an instance shows of itself in the data of its $SRV.STATS,
-// as far as other instances read it.
-type PeerStats struct {
-	Instance string `json:"instance"`
-	Fence    uint64 `json:"fence"` // the highest revision it has seen
-	// HeldMillis, on the endpoint acquire, is how long the last lease it knows
-	// lasts, in milliseconds from the sending.
-	HeldMillis int64 `json:"held_ms,omitempty"`
-}
-
-// PeerStats tells what the other instances may want to know of this one; leases
-// says whether to look through all of them.
-func (i *Instance) PeerStats(leases bool) PeerStats {
-	p := PeerStats{Instance: i.id, Fence: i.Fence()}
-	if !leases {
-		return p
-	}
-	end := i.keeper.lastEnd()
-	if hold := i.keeper.hold(); hold.After(end) {
-		end = hold
-	}
-	if left := time.Until(end); left > 0 {
-		p.HeldMillis = left.Milliseconds() + 1
-	}
-	return p
-}
-
-// peerNews is what the other instances show.
-type peerNews struct {
-	heard bool // somebody answered
-	fence uint64
-	end   time.Time // local: when the last lease they know is over
-}
-
-// peersInbox is the prefix of the inboxes where the other instances answer. Their answers
-// are published by the connection that publishes wherever a caller says, and that one
-// need not be allowed to reach any other inbox of the service.
-const peersInbox = "peers."
-
-// askPeers gathers what the other instances show, as long as wait; nobody may be
-// there.
-func askPeers(ctx context.Context, nc *nats.Conn, name, self string, wait time.Duration) (news peerNews) {
-	inbox := newInbox(nc, peersInbox)
-	sub, err := nc.SubscribeSync(inbox)
-	if err != nil {
-		return news
-	}
-	defer sub.Unsubscribe()
-	if err := nc.PublishRequest("$SRV.STATS."+name, inbox, nil); err != nil {
-		return news
-	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	for {
-		msg, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return news
-		}
-		var stats struct {
-			Endpoints []struct {
-				Data PeerStats `json:"data"`
-			} `json:"endpoints"`
-		}
-		if json.Unmarshal(msg.Data, &stats) != nil {
-			continue
-		}
-		for _, e := range stats.Endpoints {
-			if e.Data.Instance == self || e.Data.Instance == "" {
-				continue
-			}
-			news.heard = true
-			news.fence = max(news.fence, e.Data.Fence)
-			if end := time.Now().Add(time.Duration(e.Data.HeldMillis) * time.Millisecond); end.After(news.end) {
-				news.end = end
-			}
-		}
-	}
-}

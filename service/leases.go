@@ -75,6 +75,7 @@ type Leases struct {
 	clock *clock
 	obs   Observer
 	log   *slog.Logger
+	told  *handovers
 
 	reads [64]shared[Entry]
 	heads shared[Head]
@@ -87,7 +88,7 @@ type Leases struct {
 func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger) *Leases {
 	w := newWaiters(v)
 	v.changed = w.changed
-	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, waiters: w, leaving: make(chan struct{})}
+	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, told: &handovers{log: log}, waiters: w, leaving: make(chan struct{})}
 }
 
 // Do takes one command to its answer: look, decide, write once, and look again
@@ -480,7 +481,7 @@ func (l *Leases) settle(ctx context.Context, c Command, a *attempt, bucket int64
 	}
 	l.view.wrote(c.Key, done.revision, rec, w.Tombstone, w.TTL, done.sent, done.acked)
 	if d.Write.Event != Renewed {
-		l.log.Info("lease "+string(d.Write.Event), "key", c.Key, "holder", rec.Holder, "revision", done.revision, "cause", c.Op.String())
+		l.told.note(d.Write.Event, c.Key, rec.Holder, done.revision, c.Op)
 	}
 	if w.Tombstone {
 		return Result{Kind: d.Kind, Lease: Lease{Key: c.Key, Holder: rec.Holder, Revision: rec.Revision}}, nil

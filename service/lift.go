@@ -14,13 +14,22 @@ type Lifted struct {
 	Was    uint64 // the last revision before
 	Next   uint64 // what the next write will get at least
 	Purged uint64 // messages that are gone: leases and tombstones
+	// Claimed, if it is not 0, is a revision not below Next that an instance says was
+	// issued, and By how it names itself. Nothing proves it, so the bucket was not lifted
+	// above it; instances that have seen it go on refusing.
+	Claimed uint64
+	By      string
 }
 
-// Lift raises the revisions of a bucket that went back in time above everything
-// that can have been issued before: what the running instances have seen, what
-// the bucket issued, and the present microsecond on the NATS server's clock. All
-// leases end, without events, and holders find out at their next renewal. The
-// instances serve again by themselves within seconds.
+// maxLift is the highest revision that a bucket is lifted to: far above any that a
+// clock gives, and as far below the number after which revisions would begin again.
+const maxLift = 1 << 63
+
+// Lift raises the revisions of a bucket that went back in time above what the bucket
+// and the present microsecond on the NATS server's clock prove to have been issued. What
+// instances claim beyond that is told and not followed: revisions that are burned
+// do not come back. All leases end, without events, and holders find out at their next
+// renewal. The instances serve again by themselves within seconds.
 //
 // Run it after a backup was restored, and before serving after a store directory
 // was copied back by hand, which nothing can detect.
@@ -33,8 +42,11 @@ func Lift(ctx context.Context, nc *nats.Conn, domain, apiPrefix, microName strin
 	if err != nil {
 		return Lifted{}, err
 	}
-	news := askPeers(ctx, nc, microName, nuid.Next(), askLong)
-	next := max(uint64(si.Now.UnixMicro()), uint64(si.Created.UnixMicro()), si.State.LastSeq+1, news.fence+1)
+	if si.State.LastSeq >= maxLift {
+		return Lifted{}, fmt.Errorf("the last revision of the bucket is %d: too close to the end of all revisions to lift it; delete the bucket", si.State.LastSeq)
+	}
+	next := max(uint64(max(0, si.Now.UnixMicro())), uint64(max(0, si.Created.UnixMicro())), si.State.LastSeq+1)
+	news := askPeers(ctx, nc, microName, nuid.Next(), askLong, next-1)
 	if err := j.lift(ctx, next); err != nil {
 		return Lifted{}, fmt.Errorf("the bucket could not be lifted: %w", err)
 	}
@@ -45,7 +57,11 @@ func Lift(ctx context.Context, nc *nats.Conn, domain, apiPrefix, microName strin
 	case after.State.LastSeq+1 < next:
 		return Lifted{}, errors.New("the bucket was purged but its revisions were not lifted; run it again")
 	}
-	return Lifted{Was: si.State.LastSeq, Next: after.State.LastSeq + 1, Purged: si.State.Messages}, nil
+	done := Lifted{Was: si.State.LastSeq, Next: after.State.LastSeq + 1, Purged: si.State.Messages}
+	if news.absurd.fence >= done.Next {
+		done.Claimed, done.By = news.absurd.fence, news.absurd.who
+	}
+	return done, nil
 }
 
 // Stored reads the revision of what is stored for key, whoever wrote it, past the

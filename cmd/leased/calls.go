@@ -82,11 +82,6 @@ func (f callFlags) with(command *kong.Context, do func(*caller) error) error {
 	})
 }
 
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
 // stopped is why the command is to end now, nil if it is not.
 func (c *caller) stopped() *exitError {
 	known, _ := errors.AsType[*exitError](context.Cause(c.ctx))

@@ -24,9 +24,10 @@ type liftCmd struct {
 func (liftCmd) Help() string {
 	return `After a backup of the bucket was restored its revisions would be issued again,
 and a fence would no longer protect anything; leased notices and refuses to
-grant. This command raises the next revision above all that the bucket, the
-running instances or the clock can have issued. All leases end, without events;
-their holders find out at the next renewal.
+grant. This command raises the next revision above all that the bucket and the
+server's clock prove to have been issued. What an instance claims beyond that is
+said and not followed. All leases end, without events; their holders find out at
+the next renewal.
 
 A store directory that was copied back by hand cannot be noticed: run this
 before leased serves again.`
@@ -50,6 +51,9 @@ func (l *liftCmd) Run(command *kong.Context) error {
 	done, err := service.Lift(ctx, nc, e.jsDomain, e.jsAPIPrefix, leased.MicroName)
 	if err != nil {
 		return &exitError{exitService, err}
+	}
+	if done.Claimed != 0 {
+		fmt.Fprintf(command.Stderr, "leased: the instance %s says that revision %d was issued; nothing proves it, and the bucket was not lifted above it\n", done.By, done.Claimed)
 	}
 	if l.JSON {
 		fmt.Fprintf(command.Stdout, "{\"was\":%d,\"next\":%d,\"purged\":%d}\n", done.Was, done.Next, done.Purged)

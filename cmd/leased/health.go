@@ -13,6 +13,7 @@ import (
 // health answers /healthz and /readyz, from before the service starts until
 // after it has ended.
 type health struct {
+	log     *logs
 	service atomic.Pointer[leased.Service]
 	links   *links // set before service
 	leaving atomic.Bool
@@ -26,6 +27,7 @@ func (h *health) checks() []leased.Check {
 	} else {
 		checks = append(svc.Ready(), h.links.permitted())
 	}
+	checks = append(checks, h.log.check())
 	if h.leaving.Load() {
 		checks = append(checks, leased.Check{Name: "staying", Detail: "the service is told to stop and takes no more calls"})
 	}

@@ -79,14 +79,14 @@ func run(args []string) int {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "leased: %s\nTry \"leased --help\" or \"leased COMMAND --help\".\n", visible(err.Error()))
+		lastWords("leased: %s\nTry \"leased --help\" or \"leased COMMAND --help\".\n", visible(err.Error()))
 		return exitUsage
 	}
 	if err := command.Run(); err != nil {
 		if code, ok := errors.AsType[silentExit](err); ok {
 			return int(code)
 		}
-		fmt.Fprintf(os.Stderr, "leased: %s\n", visible(err.Error()))
+		lastWords("leased: %s\n", visible(err.Error()))
 		return exitCode(err)
 	}
 	return exitOK

@@ -117,6 +117,7 @@ func (r *runCmd) Run(command *kong.Context) error {
 	if err != nil {
 		return err
 	}
+	defer w.logs.close()
 	defer w.nc.Close()
 	dir, err := os.MkdirTemp("", "leased-run-")
 	if err != nil {
@@ -146,7 +147,8 @@ func (r *runCmd) prepare(command *kong.Context) (*wrapper, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), log: r.logger(slog.LevelInfo).With("key", r.Key), complaints: rate.Sometimes{Interval: complainEvery}}
+	w := &wrapper{runCmd: r, signals: make(chan os.Signal, 16), refused: make(chan error, 1), logs: r.openLog(), complaints: rate.Sometimes{Interval: complainEvery}}
+	w.log = w.logs.at(slog.LevelInfo).With("key", r.Key)
 	var err error
 	if w.first, err = signalNamed("--signal", r.Signal); err != nil {
 		return nil, err
@@ -243,6 +245,7 @@ type wrapper struct {
 	dir         string // of LEASE_FILE
 	signals     chan os.Signal
 	refused     chan error // NATS does not let us ask
+	logs        *logs
 	log         *slog.Logger
 	complaints  rate.Sometimes
 	adopting    sync.Once

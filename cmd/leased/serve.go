@@ -98,13 +98,15 @@ func (c *serveCmd) Run(command *kong.Context) error {
 	}
 	ctx, leave := context.WithCancelCause(context.Background())
 	defer leave(nil)
-	log := c.logger(slog.LevelDebug)
+	logs := c.openLog()
+	defer logs.close()
+	signal.Ignore(syscall.SIGPIPE) // whoever read the log is gone
 	signals, hangups := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	signal.Notify(hangups, syscall.SIGHUP) // the terminal is gone, or somebody means "reload"
 	go func() {
 		for range hangups {
-			log.Warn("SIGHUP: nothing is read again; restart for another configuration")
+			logs.at(slog.LevelWarn).Warn("SIGHUP: nothing is read again; restart for another configuration")
 		}
 	}()
 	go func() {
@@ -112,7 +114,7 @@ func (c *serveCmd) Run(command *kong.Context) error {
 		second := <-signals
 		os.Exit(exitSignal + int(second.(syscall.Signal)))
 	}()
-	return c.serve(ctx, p, log)
+	return c.serve(ctx, p, logs)
 }
 
 // plan is what the flags come to.
@@ -262,7 +264,8 @@ func stateDir() (string, error) {
 
 // serve runs the parts, and takes them down in the opposite order when ctx
 // ends: the service, its connections, the NATS server inside, the HTTP port.
-func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err error) {
+func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
+	log := logs.at(slog.LevelDebug)
 	if p.inside == nil {
 		halveCPUs()
 		go tune(ctx, garbage)
@@ -274,8 +277,9 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 		rows = append(rows, metrics.Endpoint{Name: row.Name, Kinds: row.Kinds})
 	}
 	m := metrics.New(rows, metrics.Build{Version: version()})
-	var h health
+	h := health{log: logs}
 	m.SetReady(h.ready)
+	m.SetLogDropped(logs.dropped.Load)
 
 	address := ""
 	if c.HTTPListen != "" {
@@ -283,7 +287,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, log *slog.Logger) (err err
 			{"/metrics", "for Prometheus", m.Handler(log)},
 			{"/healthz", "200 while the process runs", text(h.healthz)},
 			{"/readyz", "200 while calls are answered; ?verbose says why not", text(h.readyz)},
-		}, c.logger(slog.LevelWarn))
+		}, logs.at(slog.LevelWarn))
 		if err != nil {
 			return err
 		}

@@ -118,7 +118,7 @@ var Mutants = []Mutant{
 	{Name: "grant-at-once", Says: "a bucket made again grants before the old leases are over",
 		Changes: []Change{
 			believes,
-			{"service/bucket.go", "\tcase time.Now().Before(k.holdUntil), si.Now.Before(holdOf(meta)):\n", "\tcase false:\n"},
+			{"service/bucket.go", "\tcase time.Now().Before(k.holdUntil), si.Now.Before(until):\n", "\tcase false:\n"},
 		},
 		Fault: "bucket-edits", On: R1, Length: 20 * time.Second, By: []string{"I2"}, Inject: (*Env).deleteBucket},
 	{Name: "trust-restored", Says: "a restored backup is believed",
@@ -183,4 +183,7 @@ var Mutants = []Mutant{
 	{Name: "counted-requests", Says: "the reply subjects of requests are counted",
 		Changes: []Change{{"service/requests.go", "\tfor id = r.ids.Uint64(); r", "\tfor id = uint64(len(r.open)) + 1; r"}},
 		Test:    "TestReplySubjectsCannotBeGuessed"},
+	{Name: "peers-believed", Says: "what another instance claims is believed whatever it is",
+		Changes: []Change{{"service/peers.go", "\t\tcase c.fence > most:\n", "\t\tcase false:\n"}},
+		Test:    "TestPeerNews"},
 }
