@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,21 +29,22 @@ type endpoint struct {
 	contract
 	s     *Service
 	count *metrics.EndpointMetrics
-	slots chan struct{} // calls in flight, shared by all calls of one speed
+	limit *limit // of calls in flight, shared by all calls of one speed
 }
 
 // register makes micro endpoints of the table. This loop is the only place
 // where a call meets a subject.
 func (s *Service) register(svc micro.Service, rows []contract) error {
 	for _, row := range rows {
-		ep := &endpoint{contract: row, s: s, count: s.metrics.Endpoint(row.Name), slots: s.quick}
+		ep := &endpoint{contract: row, s: s, count: s.metrics.Endpoint(row.Name), limit: s.quick}
 		if row.Slow {
-			ep.slots = s.slow
+			ep.limit = s.slow
 		}
 		s.endpoints.Store(row.Name, ep)
 		err := svc.AddEndpoint(row.Name, micro.HandlerFunc(ep.take),
 			micro.WithEndpointSubject(s.opts.APIPrefix+"."+row.Name),
 			micro.WithEndpointQueueGroup(QueueGroup),
+			micro.WithEndpointPendingLimits(nats.DefaultSubPendingMsgsLimit, pendingBytes),
 			micro.WithEndpointMetadata(map[string]string{
 				"description":    row.Does,
 				"request_schema": row.request.Text(),
@@ -69,7 +71,12 @@ func joinKinds(ks []kinds.Kind) string {
 // leave this function; micro reads its Request again when it returns.
 func (ep *endpoint) take(m micro.Request) {
 	s := ep.s
-	in := incoming{reply: m.Reply(), data: m.Data(), header: nats.Header(m.Headers()), received: time.Now()}
+	in := incoming{reply: m.Reply(), data: m.Data(), received: time.Now()}
+	header := nats.Header(m.Headers())
+	size := len(in.data) + lengthOf(header)
+	if ep.Slow { // the others have no use for it
+		in.header = header
+	}
 	ep.count.Begin()
 	if !s.replies.allow(in.reply) {
 		ep.finish(in.received, answer{kind: kinds.NoReply})
@@ -79,10 +86,14 @@ func (ep *endpoint) take(m micro.Request) {
 		ep.fail(in, err)
 		return
 	}
-	select {
-	case ep.slots <- struct{}{}:
-	default:
-		ep.fail(in, kinds.Errorf(kinds.Busy, "the limit of %d calls in flight is reached", cap(ep.slots)))
+	places, ok := ep.limit.enter(size)
+	if !ok {
+		ep.fail(in, kinds.Errorf(kinds.Busy, "the limit of calls in flight is reached: %d places, one for each %d bytes of a request", ep.limit.places, ep.limit.bytes))
+		return
+	}
+	if in.places = places; !ep.Slow && size > maxCallRequest {
+		ep.leave(in)
+		ep.fail(in, kinds.Errorf(kinds.Invalid, "the request has %d bytes with its headers; only that of a forward may have more than %d", size, maxCallRequest))
 		return
 	}
 	s.calls.Add(1)
@@ -91,12 +102,23 @@ func (ep *endpoint) take(m micro.Request) {
 	}
 }
 
+// lengthOf is about what h takes in a message.
+func lengthOf(h nats.Header) (n int) {
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(v) + len(": \r\n")
+		}
+	}
+	return n
+}
+
 // incoming is a request as it came in.
 type incoming struct {
 	reply    string
 	data     []byte
 	header   nats.Header
 	received time.Time
+	places   int64 // in flight, that it has
 }
 
 // start begins a lease call whose request is in plain form: nothing waits for it,
@@ -117,14 +139,14 @@ func (ep *endpoint) start(in incoming) (begun bool) {
 	switch {
 	case err != nil:
 		defer ep.s.calls.Done()
-		ep.leave()
+		ep.leave(in)
 		ep.fail(in, err)
 		return true
 	case begun:
 		ep.s.leases.Start(c, func(call *service.Call) {
 			finish := func() {
 				defer ep.s.calls.Done()
-				ep.answer(in, ep.leave, func() (answer, error) { return leaseAnswer(call.Finish(ep.s.callCtx)) })
+				ep.answer(in, func() { ep.leave(in) }, func() (answer, error) { return ep.s.leaseAnswer(call.Finish(ep.s.callCtx)) })
 			}
 			if call.Waits() || ep.s.away.Load() {
 				ep.s.workers.run(finish)
@@ -136,22 +158,25 @@ func (ep *endpoint) start(in incoming) (begun bool) {
 	return begun
 }
 
-// leave gives a call's place in flight to another.
-func (ep *endpoint) leave() { <-ep.slots }
+// leave gives a call's places in flight to others.
+func (ep *endpoint) leave(in incoming) { ep.limit.leave(in.places) }
 
 // handle takes one request from its bytes to its reply, waiting as need be.
 func (ep *endpoint) handle(in incoming) {
 	defer ep.s.calls.Done()
-	park := sync.OnceFunc(ep.leave)
+	park := sync.OnceFunc(func() { ep.leave(in) })
+	data := in.data
+	in.data = nil // nothing keeps it while the call waits
 	ep.answer(in, park, func() (answer, error) {
-		decoded, err := ep.request.Decode(in.data)
+		decoded, err := ep.request.Decode(data)
 		if err != nil {
 			return answer{}, kinds.Errorf(kinds.Invalid, "%w", err)
 		}
-		r := &request{decoded, in.header, in.received, park}
+		data = nil
+		r := &request{decoded, in, park}
 		if ep.lease != nil {
 			if c, ok := ep.lease(r); ok {
-				return leaseAnswer(ep.s.leases.Do(ep.s.callCtx, c))
+				return ep.s.leaseAnswer(ep.s.leases.Do(ep.s.callCtx, c))
 			}
 		}
 		return ep.serve(ep.s.callCtx, ep.s, r)
@@ -171,7 +196,7 @@ func (ep *endpoint) answer(in incoming, leave func(), f func() (answer, error)) 
 		ep.fail(in, err)
 		return
 	}
-	ep.reply(in, a, nil)
+	ep.reply(in, a)
 }
 
 // safely runs f; a panic in it becomes an internal error, logged with its stack
@@ -189,23 +214,51 @@ func (s *Service) safely(endpoint string, f func() error) (err error) {
 
 // fail answers with the error's kind.
 func (ep *endpoint) fail(in incoming, err error) {
-	a, text := errorAnswer(err)
+	a := errorAnswer(err)
 	if a.kind == kinds.Internal {
 		ep.s.log.Error("a call failed", "endpoint", ep.Name, "error", err)
 	}
-	ep.reply(in, a, nats.Header{
-		micro.ErrorHeader:     []string{text},
-		micro.ErrorCodeHeader: []string{a.kind.Code()},
-	})
+	ep.reply(in, a)
 }
 
 // reply is the one way out: count, then send.
-func (ep *endpoint) reply(in incoming, a answer, header nats.Header) {
+func (ep *endpoint) reply(in incoming, a answer) {
+	msg := a.message(in.reply)
+	if most := int(ep.s.front.MaxPayload()); payload(msg) > most {
+		a = ep.instead(a, most)
+		msg = a.message(in.reply)
+	}
 	ep.finish(in.received, a)
-	err := ep.s.front.PublishMsg(&nats.Msg{Subject: in.reply, Header: header, Data: a.body})
-	if err != nil {
+	if err := ep.s.front.PublishMsg(msg); err != nil {
 		ep.s.log.Warn("a reply could not be sent", "endpoint", ep.Name, "kind", string(a.kind), "error", err)
 	}
+}
+
+// message is a on its way to a subject.
+func (a answer) message(to string) *nats.Msg {
+	msg := &nats.Msg{Subject: to, Data: a.body}
+	if a.text != "" {
+		msg.Header = nats.Header{micro.ErrorHeader: []string{a.text}, micro.ErrorCodeHeader: []string{a.kind.Code()}}
+	}
+	return msg
+}
+
+// payload is the length of msg as max_payload limits it.
+func payload(msg *nats.Msg) int { return msg.Size() - len(msg.Subject) }
+
+// instead is what is answered where a, without all that can be left out, does not fit a
+// message of at most most bytes: silence would say less. What a write came to is not told
+// then, as if no verdict had come.
+func (ep *endpoint) instead(a answer, most int) answer {
+	ep.s.log.Error("a reply does not fit a message of NATS", "endpoint", ep.Name, "kind", string(a.kind), "bytes", len(a.body), "max_payload", most)
+	if a.text != "" {
+		return errorAnswer(&kinds.Error{Kind: a.kind, Text: a.text[:min(len(a.text), shortSentence)]})
+	}
+	kind := kinds.Internal
+	if ep.lease != nil && slices.Contains(ep.Kinds, kinds.Unknown) {
+		kind = kinds.Unknown
+	}
+	return errorAnswer(kinds.Errorf(kind, "a reply of %d bytes does not fit", len(a.body)))
 }
 
 func (ep *endpoint) finish(received time.Time, a answer) {

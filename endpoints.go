@@ -3,9 +3,6 @@ package leased
 import (
 	"context"
 	"fmt"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/leased/leased/schemas"
 	"github.com/leased/leased/service"
@@ -37,13 +34,13 @@ type answer struct {
 	kind   kinds.Kind
 	counts []kinds.Kind
 	body   []byte
+	text   string // the sentence of an error
 }
 
 // request is one decoded request.
 type request struct {
 	schemas.Request
-	header   nats.Header
-	received time.Time
+	incoming
 	// park gives the call's place among the calls in flight to another: it waits.
 	park func()
 }
@@ -61,7 +58,7 @@ var table = []Row{
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
 		lease: func(r *request) (service.Command, bool) { return acquire(r), r.Wait == 0 },
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), r.park))
+			return s.leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), r.park))
 		},
 	},
 	{
@@ -95,7 +92,8 @@ var table = []Row{
 		Kinds: answers(kinds.Forwarded, kinds.NotHeld, kinds.OwnerUnavailable, kinds.OwnerRejected, kinds.OwnerTimeout,
 			kinds.RequestTooLarge, kinds.ReplyTooLarge),
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return s.forwardAnswer(s.leases.Forward(ctx, r.Key, r.Payload, r.header, r.received.Add(r.Timeout)))
+			return forwardAnswer(s.leases.Forward(ctx, service.Forward{Key: r.Key, Payload: r.Payload, Header: r.header,
+				Until: r.received.Add(r.Timeout), Places: int(r.places), Room: s.forwardRoom}))
 		},
 	},
 	{
@@ -120,7 +118,7 @@ var table = []Row{
 		Name: "renew_many",
 		Does: "Renews up to 1000 leases of one holder; each gets the reply that renew would give it, in order.",
 		// Counted lease by lease, as renew is.
-		Kinds: answers(kinds.Renewed, kinds.Lost, kinds.Unknown),
+		Kinds: answers(kinds.Renewed, kinds.Lost, kinds.Unknown, kinds.ReplyTooLarge),
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
 			return s.renewMany(ctx, r)
 		},

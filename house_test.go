@@ -76,7 +76,7 @@ func TestTableAgreesWithItsNeighbours(t *testing.T) {
 			if !k.Kind.IsError() {
 				continue
 			}
-			body, _ := errorAnswer(&kinds.Error{Kind: k.Kind, Text: "x"})
+			body := errorAnswer(&kinds.Error{Kind: k.Kind, Text: "x"})
 			valid := row.reply.Validate(body.body) == nil
 			many := row.Name == "renew_many" && (k.Kind == kinds.Lost || k.Kind == kinds.Unknown) // in its list only
 			if valid != (seen[k.Kind] && !many) {
@@ -170,7 +170,7 @@ func TestSentence(t *testing.T) {
 func TestLeaseBody(t *testing.T) {
 	for _, meta := range []string{"", "plain", "<a href=\"é\">\u2028\n"} {
 		l := service.Lease{Key: "k-1", Holder: "A_b", Revision: 1<<64 - 1, AcquiredAt: 1_800_000_000_001, ExpiresAt: 1_800_000_005_000, TTL: 5 * time.Second, Left: 4999 * time.Millisecond, Meta: meta}
-		want, err := json.Marshal(struct {
+		want := marshal(struct {
 			Key        string            `json:"key"`
 			Holder     string            `json:"holder"`
 			Revision   uint64            `json:"revision"`
@@ -180,9 +180,6 @@ func TestLeaseBody(t *testing.T) {
 			Left       int64             `json:"left_ms"`
 			Meta       string            `json:"meta,omitempty"`
 		}{l.Key, l.Holder, l.Revision, l.AcquiredAt, l.ExpiresAt, 5000, 4999, meta})
-		if err != nil {
-			t.Fatal(err)
-		}
 		if got := appendLease([]byte("{"), l); string(got) != string(want) {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}

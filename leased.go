@@ -60,7 +60,7 @@ type Service struct {
 	log     *slog.Logger
 
 	replies     replySubjects
-	quick, slow chan struct{}
+	quick, slow *limit
 	workers     *workers
 	lists       *pace
 	helpers     chan struct{} // goroutines of renew_many
@@ -85,11 +85,11 @@ func Start(o Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o), lists: newPace(),
-		quick: make(chan struct{}, o.MaxInFlight), slow: make(chan struct{}, o.MaxForwards), joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
+		quick: &limit{places: int64(o.MaxInFlight), bytes: callBytes}, slow: &limit{places: int64(o.MaxForwards), bytes: forwardBytes}, joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
 		Store: o.Store, Hop: o.Hop, Dial: o.Dial, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
-		EventPrefix: o.EventPrefix, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
+		EventPrefix: o.EventPrefix, MaxForwards: o.MaxForwards, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -291,6 +291,6 @@ func (s *Service) drainRequests(ctx context.Context) error {
 type observer struct{ m *metrics.Metrics }
 
 func (o observer) Conflict()                { o.m.WriteConflict() }
-func (o observer) NoVerdict()               { o.m.WriteAmbiguous(); o.m.WriteRetry() }
+func (o observer) NoVerdict()               { o.m.WriteAmbiguous() }
 func (o observer) ForwardAttempt(to string) { o.m.ForwardAttempt(metrics.Outcome(to)) }
 func (o observer) Change(event string)      { o.m.Change(metrics.Event(event)) }

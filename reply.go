@@ -1,9 +1,12 @@
 package leased
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,26 +68,35 @@ func appendLease(b []byte, l service.Lease) []byte {
 	b = append(b, `,"left_ms":`...)
 	b = strconv.AppendInt(b, l.Left.Milliseconds(), 10)
 	if l.Meta != "" {
-		meta, _ := json.Marshal(l.Meta) // a string can be encoded
 		b = append(b, `,"meta":`...)
-		b = append(b, meta...)
+		b = append(b, marshal(l.Meta)...)
 	}
 	return append(b, '}')
 }
 
-// leaseAnswer makes the reply of a lease call.
-func leaseAnswer(r service.Result, err error) (answer, error) {
+// leaseAnswer makes the reply of a lease call, without meta if it would not fit the
+// connection.
+func (s *Service) leaseAnswer(r service.Result, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	a := leaseReply(r)
+	if r.Lease.Meta != "" && len(a.body) > int(s.front.MaxPayload()) {
+		r.Lease.Meta = ""
+		a = leaseReply(r)
+	}
+	return a, nil
+}
+
+func leaseReply(r service.Result) answer {
 	var body any
 	switch r.Kind {
 	case kinds.Granted, kinds.Renewed:
-		return answer{kind: r.Kind, body: appendLease([]byte(`{"granted":true,"held":true,`), r.Lease)}, nil
+		return answer{kind: r.Kind, body: appendLease([]byte(`{"granted":true,"held":true,`), r.Lease)}
 	case kinds.Denied:
-		return answer{kind: r.Kind, body: appendLease([]byte(`{"granted":false,"held":true,`), r.Lease)}, nil
+		return answer{kind: r.Kind, body: appendLease([]byte(`{"granted":false,"held":true,`), r.Lease)}
 	case kinds.Held:
-		return answer{kind: r.Kind, body: appendLease([]byte(`{"held":true,`), r.Lease)}, nil
+		return answer{kind: r.Kind, body: appendLease([]byte(`{"held":true,`), r.Lease)}
 	case kinds.Free:
 		body = freeBody{false, r.Lease.Key}
 	case kinds.Released, kinds.Evicted:
@@ -93,25 +105,29 @@ func leaseAnswer(r service.Result, err error) (answer, error) {
 	return encode(r.Kind, body)
 }
 
-// listAnswer makes the reply of a page, cut where it would not fit the connection.
+// listAnswer makes the reply of a page, cut where it would not fit the connection. A lease
+// that alone does not is shown without meta.
 func (s *Service) listAnswer(leases []service.Lease, next string, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	most := int(s.front.MaxPayload()) - 1024 // for what is around the leases
+	most := int(s.front.MaxPayload()) - len(`],"next":""}`) - 128 // for the longest key
 	body := []byte(`{"leases":[`)
 	for i, l := range leases {
 		whole := len(body)
 		if i > 0 {
 			body = append(body, ',')
 		}
-		if body = appendLease(append(body, '{'), l); len(body) > most {
-			body, next = body[:whole], ""
-			if i > 0 {
-				next = leases[i-1].Key
-			}
+		if body = appendLease(append(body, '{'), l); len(body) <= most {
+			continue
+		}
+		body = body[:whole]
+		if i > 0 {
+			next = leases[i-1].Key
 			break
 		}
+		l.Meta = ""
+		body = appendLease(append(body, '{'), l)
 	}
 	body = append(body, ']')
 	if next != "" {
@@ -132,16 +148,18 @@ func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
 	for i, p := range r.Leases {
 		leases[i] = service.KeyRevision(p)
 	}
+	most := int(s.front.MaxPayload())
+	if fit := renewalsThatFit(most, r.Holder, leases); fit < len(leases) {
+		return answer{}, kinds.Errorf(kinds.ReplyTooLarge, "nothing was renewed: the reply for %d leases might not fit a message of at most %d bytes, and that for the first %d does", len(leases), most, fit)
+	}
 	renewals := s.leases.StartRenewals(r.Holder, r.TTL, leases)
-	replies := make([]answer, len(renewals))
+	results := make([]renewal, len(renewals))
 	finish := func(i int) {
-		err := s.safely("renew_many", func() (err error) {
-			replies[i], err = leaseAnswer(renewals[i].Finish(ctx))
+		results[i].key = leases[i].Key
+		results[i].err = s.safely("renew_many", func() (err error) {
+			results[i].Result, err = renewals[i].Finish(ctx)
 			return err
 		})
-		if err != nil {
-			replies[i], _ = errorAnswerOf(leases[i].Key, err)
-		}
 	}
 	var rest []int
 	for i := range renewals {
@@ -175,19 +193,76 @@ func (s *Service) renewMany(ctx context.Context, r *request) (answer, error) {
 	work()
 	wg.Wait()
 
-	counts := make([]kinds.Kind, len(replies))
-	body := append(make([]byte, 0, 256*len(replies)), `{"leases":[`...)
-	for i, a := range replies {
+	s.logFailed(results)
+	a := renewalsAnswer(results, false)
+	if len(a.body) > most {
+		a = renewalsAnswer(results, true)
+	}
+	return a, nil
+}
+
+// renewal is what came of one lease of many.
+type renewal struct {
+	key string
+	service.Result
+	err error
+}
+
+// logFailed tells of the results that are internal, in one line: there may be many.
+func (s *Service) logFailed(results []renewal) {
+	var failed []renewal
+	for _, r := range results {
+		if kinds.Of(r.err) == kinds.Internal {
+			failed = append(failed, r)
+		}
+	}
+	if len(failed) > 0 {
+		s.log.Error("renewals of a call failed", "endpoint", "renew_many", "leases", len(failed), "key", failed[0].key, "error", failed[0].err)
+	}
+}
+
+// renewalsAnswer makes the reply of a renew_many; a brief one is without meta and cuts
+// the sentences.
+func renewalsAnswer(results []renewal, brief bool) answer {
+	counts := make([]kinds.Kind, len(results))
+	body := append(make([]byte, 0, 256*len(results)), `{"leases":[`...)
+	for i, r := range results {
 		if i > 0 {
 			body = append(body, ',')
 		}
+		if brief {
+			r.Lease.Meta = ""
+		}
+		a := leaseReply(r.Result)
+		if r.err != nil {
+			a = errorAnswerOf(r.key, r.err, brief)
+		}
 		body, counts[i] = append(body, a.body...), a.kind
 	}
-	return answer{counts: counts, body: append(body, "]}"...)}, nil
+	return answer{counts: counts, body: append(body, "]}"...)}
 }
 
-// forwardAnswer makes the reply of a forward, if it fits the connection.
-func (s *Service) forwardAnswer(f service.Forwarded, err error) (answer, error) {
+// longestRenewal is what a renewed lease takes in a brief reply, but for its key and
+// holder, and a comma. An error, with its key and a short sentence, takes less.
+var longestRenewal = len(appendLease([]byte(`{"granted":true,"held":true,`), service.Lease{Revision: math.MaxUint64,
+	AcquiredAt: endOfTime, ExpiresAt: endOfTime, TTL: service.MaxTTL, Left: service.MaxTTL})) + 1
+
+const endOfTime service.Timestamp = 253402300799999 // the last that RFC 3339 can say
+
+// renewalsThatFit is how many of leases, from the first on, have a brief reply of at most
+// most bytes, whatever comes of them.
+func renewalsThatFit(most int, holder string, leases []service.KeyRevision) int {
+	room := most - len(`{"leases":[]}`)
+	for i, l := range leases {
+		if room -= longestRenewal + len(l.Key) + len(holder); room < 0 {
+			return i
+		}
+	}
+	return len(leases)
+}
+
+// forwardAnswer makes the reply of a forward.
+func forwardAnswer(f service.Forwarded, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
@@ -195,37 +270,50 @@ func (s *Service) forwardAnswer(f service.Forwarded, err error) (answer, error) 
 	if payload == nil {
 		payload = []byte{} // an empty reply is "", not null
 	}
-	a, err := encode(kinds.Forwarded, forwardBody{f.Holder, f.Revision, payload, f.Attempts})
-	if limit := s.front.MaxPayload(); err == nil && int64(len(a.body)) > limit {
-		e := kinds.Errorf(kinds.ReplyTooLarge, "the owner processed the request, but its reply of %d bytes does not fit a message of at most %d bytes", len(f.Payload), limit)
-		e.Holder, e.Revision = f.Holder, f.Revision
-		return answer{}, e
+	return encode(kinds.Forwarded, forwardBody{f.Holder, f.Revision, payload, f.Attempts}), nil
+}
+
+// forwardRoom is how long the answer of an owner may be for the reply of the forward to
+// fit the connection.
+func (s *Service) forwardRoom(to service.Forwarded) int {
+	frame := len(`{"holder":"","revision":,"payload":"","attempts":}`) + len(to.Holder) + len(strconv.FormatUint(to.Revision, 10)) + len(strconv.Itoa(to.Attempts))
+	return max(0, base64.StdEncoding.DecodedLen((int(s.front.MaxPayload())-frame)/4*4))
+}
+
+func encode(k kinds.Kind, body any) answer { return answer{kind: k, body: marshal(body)} }
+
+// marshal is JSON that is not meant for HTML: it needs fewer escapes.
+func marshal(v any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		panic(err) // strings, numbers and bytes
 	}
-	return a, err
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-func encode(k kinds.Kind, body any) (answer, error) {
-	b, err := json.Marshal(body)
-	return answer{kind: k, body: b}, err
-}
+// errorAnswer makes an error reply. What is not an error of the contract is internal,
+// and its text stays inside.
+func errorAnswer(err error) answer { return errorAnswerOf("", err, false) }
 
-// errorAnswer makes the body of an error reply and the sentence in it. What is
-// not an error of the contract is internal, and its text stays inside.
-func errorAnswer(err error) (answer, string) { return errorAnswerOf("", err) }
-
-// errorAnswerOf is errorAnswer for one key of many.
-func errorAnswerOf(key string, err error) (answer, string) {
+// errorAnswerOf is errorAnswer for one key of many, if there is a key.
+func errorAnswerOf(key string, err error, brief bool) answer {
 	var e *kinds.Error
 	if !errors.As(err, &e) {
 		e = &kinds.Error{Kind: kinds.Internal, Text: "the service failed; its log says how"}
 	}
 	text := sentence(e.Text)
-	a, err := encode(e.Kind, errorBody{key, text, e.Kind, e.Holder, e.Revision})
-	if err != nil {
-		panic(err) // strings and numbers
+	if brief {
+		text = sentence(text[:min(len(text), shortSentence)])
 	}
-	return a, text
+	a := encode(e.Kind, errorBody{key, text, e.Kind, e.Holder, e.Revision})
+	a.text = text
+	return a
 }
+
+// shortSentence is how long the text of an error is where little fits.
+const shortSentence = 48
 
 // maxSentence bounds the error text of a reply, in bytes.
 const maxSentence = 500

@@ -86,8 +86,8 @@ type Metrics struct {
 	changes    map[Event]prometheus.Counter
 	connErrors map[Connection]map[ConnError]prometheus.Counter
 
-	panics, unlisted                               prometheus.Counter
-	writeRetries, writeConflicts, writesWithoutAck prometheus.Counter
+	panics, unlisted                 prometheus.Counter
+	writeConflicts, writesWithoutAck prometheus.Counter
 
 	build      Build
 	natsServer atomic.Pointer[string]
@@ -147,9 +147,8 @@ func New(rows []Endpoint, build Build) *Metrics {
 		}
 	}
 
-	m.writeRetries = m.counter("leased_write_retries_total", "Writes sent again, unchanged, because no verdict on them had come back.")
 	m.writeConflicts = m.counter("leased_write_conflicts_total", "Writes that lost against another write of the same key.")
-	m.writesWithoutAck = m.counter("leased_write_ambiguous_total", "Writes whose verdict did not come back in time, whether it was found out later or answered unknown.")
+	m.writesWithoutAck = m.counter("leased_write_ambiguous_total", "Tries of writes whose verdict did not come back in time; each is sent again, unchanged, or answered unknown.")
 
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -197,13 +196,10 @@ func (m *Metrics) Change(e Event) {
 // Panic counts a panic caught in a handler.
 func (m *Metrics) Panic() { m.panics.Inc() }
 
-// WriteRetry counts the same write sent once more for want of a verdict.
-func (m *Metrics) WriteRetry() { m.writeRetries.Inc() }
-
 // WriteConflict counts a write that lost against another.
 func (m *Metrics) WriteConflict() { m.writeConflicts.Inc() }
 
-// WriteAmbiguous counts a write whose verdict did not come back in time.
+// WriteAmbiguous counts a try of a write whose verdict did not come back in time.
 func (m *Metrics) WriteAmbiguous() { m.writesWithoutAck.Inc() }
 
 // ConnError counts what NATS reported on connection c.

@@ -95,7 +95,6 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		"leased_unlisted_replies_total": 0,
 		"leased_write_ambiguous_total":  0,
 		"leased_write_conflicts_total":  0,
-		"leased_write_retries_total":    0,
 		"leased_leases_held":            0,
 		"leased_log_dropped_total":      0,
 		"leased_waiters":                0,
@@ -127,6 +126,7 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 	for _, c := range Connections() {
 		want[fmt.Sprintf("leased_nats_connected{connection=%q}", c)] = 0
 		want[fmt.Sprintf("leased_nats_reconnects_total{connection=%q}", c)] = 0
+		want[fmt.Sprintf("leased_nats_dropped_total{connection=%q}", c)] = 0
 		for _, e := range ConnErrors() {
 			want[fmt.Sprintf("leased_nats_errors_total{connection=%q,error=%q}", c, e)] = 0
 		}
@@ -156,7 +156,6 @@ func TestCounting(t *testing.T) {
 	m.ConnError(Store, ConnPermission)
 	m.ConnError("\xff", "\xff")
 	m.Panic()
-	m.WriteRetry()
 	m.WriteConflict()
 	m.WriteAmbiguous()
 	m.SetService(Service{
@@ -168,7 +167,7 @@ func TestCounting(t *testing.T) {
 		Bucket:       func() (BucketState, []Warning) { return BucketSound, []Warning{WarnReplicas, "\xff"} },
 	})
 	m.SetReady(func() bool { return true })
-	m.SetConnection(Hop, func() ConnectionState { return ConnectionState{Connected: true, Reconnects: 4} })
+	m.SetConnection(Hop, func() ConnectionState { return ConnectionState{Connected: true, Reconnects: 4, Dropped: 5} })
 	m.SetConnection("\xff", func() ConnectionState { return ConnectionState{Connected: true} })
 
 	after := series(t, m)
@@ -190,7 +189,6 @@ func TestCounting(t *testing.T) {
 		`leased_changes_total{event="foreign"}`:                           1,
 		`leased_nats_errors_total{connection="store",error="permission"}`: 1,
 		`leased_panics_total`:                                             1,
-		`leased_write_retries_total`:                                      1,
 		`leased_write_conflicts_total`:                                    1,
 		`leased_write_ambiguous_total`:                                    1,
 		`leased_leases_held`:                                              7,
@@ -201,9 +199,10 @@ func TestCounting(t *testing.T) {
 		`leased_bucket_state{state="sound"}`:                              1,
 		`leased_bucket_state{state="unseen"}`:                             0,
 		`leased_bucket_warning{warning="replicas"}`:                       1,
-		`leased_ready`:                                                    1,
-		`leased_nats_connected{connection="hop"}`:                         1,
-		`leased_nats_reconnects_total{connection="hop"}`:                  4,
+		`leased_ready`: 1,
+		`leased_nats_connected{connection="hop"}`:        1,
+		`leased_nats_reconnects_total{connection="hop"}`: 4,
+		`leased_nats_dropped_total{connection="hop"}`:    5,
 	}
 	if diff := cmp.Diff(want, changed); diff != "" {
 		t.Errorf("what changed (-want +got):\n%s", diff)

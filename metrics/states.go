@@ -97,6 +97,7 @@ func ConnErrors() []ConnError {
 type ConnectionState struct {
 	Connected  bool
 	Reconnects uint64 // since the process started
+	Dropped    uint64 // messages that came in faster than they were handled, likewise
 }
 
 // SetConnection says whom to ask about connection c.
@@ -115,7 +116,7 @@ type states struct {
 }
 
 type stateDescs struct {
-	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, logDropped, build *prometheus.Desc
+	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -133,6 +134,7 @@ func newStateDescs() stateDescs {
 		ready:      desc("leased_ready", "1 while /readyz says ready."),
 		connected:  desc("leased_nats_connected", "1 while the connection to NATS stands.", "connection"),
 		reconnects: desc("leased_nats_reconnects_total", "Times the connection to NATS was made again.", "connection"),
+		dropped:    desc("leased_nats_dropped_total", "Messages that came in faster than they were handled and were dropped; on the front these are requests without a reply.", "connection"),
 		logDropped: desc("leased_log_dropped_total", "Lines of the log that were dropped because stderr was read too slowly or not at all."),
 		build:      desc("leased_build_info", "1, with the versions of leased, of Go and of the NATS server it uses.", "version", "goversion", "nats_server"),
 	}
@@ -146,7 +148,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.logDropped, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
 		ch <- desc
 	}
 }
@@ -188,6 +190,7 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(d.connected, number(cs.Connected), string(name))
 		ch <- prometheus.MustNewConstMetric(d.reconnects, prometheus.CounterValue, float64(cs.Reconnects), string(name))
+		ch <- prometheus.MustNewConstMetric(d.dropped, prometheus.CounterValue, float64(cs.Dropped), string(name))
 	}
 	var dropped uint64
 	if f := st.logDropped.Load(); f != nil {

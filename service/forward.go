@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -13,13 +14,21 @@ import (
 
 // Headers of a forward, towards the owner and back.
 const (
-	HeaderFence  = "Dagnats-Lease-Fence"
-	HeaderReject = "Dagnats-Lease-Reject"
+	HeaderFence    = "Dagnats-Lease-Fence"
+	HeaderDeadline = "Dagnats-Lease-Deadline-Ms" // what is left of the caller's time when the request is sent
+	HeaderReject   = "Dagnats-Lease-Reject"
 )
 
-// traceHeaders pass from the caller to the owner; nothing else does. NATS
-// header names are case-sensitive and tracing libraries write these in lower case.
-var traceHeaders = []string{"traceparent", "tracestate"}
+// traceHeader says that a header of the caller's passes to the owner; no other one
+// does. Tracing libraries do not agree on the case of these names, so both sides see
+// them as they were written.
+func traceHeader(name string) bool {
+	switch strings.ToLower(name) {
+	case "traceparent", "tracestate":
+		return true
+	}
+	return false
+}
 
 // maxAttempts is how often one forward may be sent to an owner.
 const maxAttempts = 3
@@ -31,12 +40,24 @@ const (
 	AttemptRejected        = "rejected"
 	AttemptTimeout         = "timeout"
 	AttemptRequestTooLarge = "request_too_large"
+	AttemptReplyTooLarge   = "reply_too_large"
 	AttemptError           = "error"
 )
 
 // Attempts lists the outcomes.
 func Attempts() []string {
-	return []string{AttemptForwarded, AttemptNoResponders, AttemptRejected, AttemptTimeout, AttemptRequestTooLarge, AttemptError}
+	return []string{AttemptForwarded, AttemptNoResponders, AttemptRejected, AttemptTimeout, AttemptRequestTooLarge, AttemptReplyTooLarge, AttemptError}
+}
+
+// Forward is a request to whoever holds a key.
+type Forward struct {
+	Key     string
+	Payload []byte
+	Header  nats.Header // the caller's
+	Until   time.Time   // the end of the whole call
+	Places  int         // that it takes, of Options.MaxForwards
+	// Room is how long the body of an owner's answer may be for the caller to get it.
+	Room func(to Forwarded) int
 }
 
 // Forwarded is the owner's answer.
@@ -53,25 +74,25 @@ type Forwarder struct {
 	nc     *nats.Conn
 	out    requests // on nc
 	inbox  string   // subject prefix of the owners' inboxes
+	places *places
 	obs    Observer
 }
 
-// Forward sends payload to the owner of key and returns its answer. until is
-// the end of the whole call. header is the caller's; only tracing passes.
+// Forward sends q to the owner of its key and returns the answer.
 //
 // An attempt is repeated, three in all, only after proof that the owner did not
 // process it: nobody listens on its inbox, or it rejected the request. A
 // silence is never followed by another attempt.
-func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, header nats.Header, until time.Time) (Forwarded, error) {
-	ctx, end := withDeadline(ctx, until)
+func (f *Forwarder) Forward(ctx context.Context, q Forward) (Forwarded, error) {
+	ctx, end := withDeadline(ctx, q.Until)
 	defer end()
 
 	var tried Forwarded   // the owner tried last
 	var last *kinds.Error // what the last attempt proved
 	for {
-		owner, err := f.owner(ctx, key)
+		owner, err := f.owner(ctx, q.Key)
 		switch {
-		case err != nil && last != nil && !time.Now().Before(until) && !errors.Is(context.Cause(ctx), ErrStopping):
+		case err != nil && last != nil && !time.Now().Before(q.Until) && !errors.Is(context.Cause(ctx), ErrStopping):
 			return Forwarded{}, f.fail(tried, kinds.Errorf(kinds.OwnerUnavailable, "the time was over with no attempt in flight; the last one: %s", last.Text))
 		case err != nil:
 			return Forwarded{}, f.fail(tried, err)
@@ -80,8 +101,12 @@ func (f *Forwarder) Forward(ctx context.Context, key string, payload []byte, hea
 		case tried.Attempts > 0 && owner.Lease.Holder == tried.Holder && owner.Lease.Revision == tried.Revision:
 			return Forwarded{}, f.fail(tried, last)
 		}
-		tried = Forwarded{Holder: owner.Lease.Holder, Revision: owner.Lease.Revision, Attempts: tried.Attempts + 1}
-		reply, failed := f.attempt(ctx, key, tried, payload, header)
+		holder := owner.Lease.Holder
+		if busy := f.places.take(holder, q.Key, q.Places); busy != nil {
+			return Forwarded{}, f.fail(tried, busy)
+		}
+		tried = Forwarded{Holder: holder, Revision: owner.Lease.Revision, Attempts: tried.Attempts + 1}
+		reply, failed := f.attempt(ctx, q, tried)
 		if failed == nil {
 			tried.Payload = reply
 			return tried, nil
@@ -99,14 +124,20 @@ func (f *Forwarder) owner(ctx context.Context, key string) (Result, error) {
 	return f.leases.Do(ctx, Command{Op: OpOwner, Key: key})
 }
 
-// attempt sends the request once.
-func (f *Forwarder) attempt(ctx context.Context, key string, to Forwarded, payload []byte, header nats.Header) ([]byte, *kinds.Error) {
-	msg := nats.NewMsg(f.inbox + "." + to.Holder + "." + key)
-	msg.Data = payload
+// attempt sends the request once and gives its places back.
+func (f *Forwarder) attempt(ctx context.Context, q Forward, to Forwarded) ([]byte, *kinds.Error) {
+	defer f.places.leave(to.Holder, q.Key, q.Places)
+	left := time.Until(q.Until).Milliseconds()
+	if left < 1 {
+		return nil, kinds.Errorf(kinds.OwnerUnavailable, "the time was over before the request could be sent to the owner")
+	}
+	msg := nats.NewMsg(f.inbox + "." + to.Holder + "." + q.Key)
+	msg.Data = q.Payload
 	msg.Header[HeaderFence] = []string{strconv.FormatUint(to.Revision, 10)}
-	for _, name := range traceHeaders {
-		if v := header.Get(name); v != "" {
-			msg.Header[name] = []string{v}
+	msg.Header[HeaderDeadline] = []string{strconv.FormatInt(left, 10)}
+	for name, values := range q.Header {
+		if traceHeader(name) {
+			msg.Header[name] = values
 		}
 	}
 	// The reply subject is new for each attempt, so a late answer to one is
@@ -119,7 +150,7 @@ func (f *Forwarder) attempt(ctx context.Context, key string, to Forwarded, paylo
 		return nil, kinds.Errorf(kinds.OwnerUnavailable, "nobody listens on the inbox of the owner")
 	case errors.Is(err, nats.ErrMaxPayload):
 		f.obs.ForwardAttempt(AttemptRequestTooLarge)
-		return nil, kinds.Errorf(kinds.RequestTooLarge, "the payload of %d bytes does not fit the service's connection, whose limit is %d bytes a message with its headers", len(payload), f.nc.MaxPayload())
+		return nil, kinds.Errorf(kinds.RequestTooLarge, "the payload of %d bytes does not fit the service's connection, whose limit is %d bytes a message with its headers", len(q.Payload), f.nc.MaxPayload())
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		f.obs.ForwardAttempt(AttemptError)
 		return nil, kinds.Errorf(kinds.Unavailable, "the request could not be sent: %w", err)
@@ -133,6 +164,10 @@ func (f *Forwarder) attempt(ctx context.Context, key string, to Forwarded, paylo
 	if _, rejected := reply.Header[HeaderReject]; rejected {
 		f.obs.ForwardAttempt(AttemptRejected)
 		return nil, kinds.Errorf(kinds.OwnerRejected, "the owner rejected the request as stale and did not process it")
+	}
+	if room := q.Room(to); len(reply.Data) > room {
+		f.obs.ForwardAttempt(AttemptReplyTooLarge)
+		return nil, kinds.Errorf(kinds.ReplyTooLarge, "the owner processed the request, but its reply of %d bytes is larger than the %d bytes that fit into the answer", len(reply.Data), room)
 	}
 	f.obs.ForwardAttempt(AttemptForwarded)
 	return reply.Data, nil

@@ -29,6 +29,7 @@ type Options struct {
 	// GroupCommit batches concurrent writes. It pays where the server flushes
 	// each write to disk (sync_interval always) and costs a little elsewhere.
 	GroupCommit bool
+	MaxForwards int    // places that the forwards under way share
 	MicroName   string // name of the micro service, to ask its other instances
 	Observer    Observer
 	Logger      *slog.Logger
@@ -75,7 +76,7 @@ func Open(o Options) (*Instance, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
 		Leases:    l,
-		Forwarder: &Forwarder{leases: l, nc: o.Hop, out: requests{nc: o.Hop}, inbox: o.EventPrefix + ".inbox", obs: o.Observer},
+		Forwarder: &Forwarder{leases: l, nc: o.Hop, out: requests{nc: o.Hop}, inbox: o.EventPrefix + ".inbox", places: newPlaces(o.MaxForwards), obs: o.Observer},
 		id:        id, js: j, keeper: k, stop: stop,
 	}
 	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id}

@@ -43,12 +43,13 @@ func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func(
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
 	for i, c := range []struct {
-		name metrics.Connection
-		to   **nats.Conn
-		// What could not be sent must not be sent after its caller gave up.
+		name    metrics.Connection
+		to      **nats.Conn
 		options []nats.Option
 	}{
-		{metrics.Front, &l.front, nil},
+		// Replies to what was taken wait for it to come back.
+		{metrics.Front, &l.front, []nats.Option{nats.ReconnectBufSize(frontWaits)}},
+		// What could not be sent must not be sent after its caller gave up.
 		{metrics.Store, &l.store, []nats.Option{nats.ReconnectBufSize(-1)}},
 		{metrics.Hop, &l.hop, []nats.Option{nats.ReconnectBufSize(-1)}},
 	} {
@@ -64,6 +65,10 @@ func openLinks(connect connector, log *slog.Logger, m *metrics.Metrics, up func(
 	}
 	return l, nil
 }
+
+// frontWaits is how many bytes of replies wait for the front to be connected again: as much as the
+// requests may be long that are in flight.
+const frontWaits = 64 << 20
 
 // open makes the connection that r reports on.
 func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, error) {
@@ -94,7 +99,7 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 		return nil, fmt.Errorf("NATS connection leased-%s: %w", r.name, err)
 	}
 	r.metrics.SetConnection(r.name, func() metrics.ConnectionState {
-		return metrics.ConnectionState{Connected: nc.IsConnected(), Reconnects: r.reconnects.Load()}
+		return metrics.ConnectionState{Connected: nc.IsConnected(), Reconnects: r.reconnects.Load(), Dropped: r.dropped()}
 	})
 	return nc, nil
 }
@@ -232,7 +237,23 @@ type reporter struct {
 	reconnects atomic.Uint64
 
 	mu        sync.Mutex
-	lastError string // of an attempt to connect, to say it once
+	lastError string                        // of an attempt to connect, to say it once
+	slow      map[*nats.Subscription]uint64 // those that ever dropped messages, and how many
+}
+
+// dropped is how many messages came in faster than they were handled. nats.go says once
+// that a subscription began to drop them, and counts each there.
+func (r *reporter) dropped() (n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for sub, last := range r.slow {
+		if now, err := sub.Dropped(); err == nil { // it is not over
+			last = uint64(now)
+			r.slow[sub] = last
+		}
+		n += last
+	}
+	return n
 }
 
 func (r *reporter) connected(nc *nats.Conn) {
@@ -299,6 +320,7 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 		r.refused(err)
 	case errors.Is(err, nats.ErrSlowConsumer):
 		r.metrics.ConnError(r.name, metrics.ConnSlowConsumer)
+		r.noteSlow(sub)
 		if r.limit.Allow() {
 			subject := ""
 			if sub != nil {
@@ -311,6 +333,20 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 		if r.limit.Allow() {
 			r.log.Warn("NATS reports an error", "error", err)
 		}
+	}
+}
+
+func (r *reporter) noteSlow(sub *nats.Subscription) {
+	if sub == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.slow == nil {
+		r.slow = map[*nats.Subscription]uint64{}
+	}
+	if _, known := r.slow[sub]; !known {
+		r.slow[sub] = 1
 	}
 }
 

@@ -446,6 +446,85 @@ func TestLeavingTooLate(t *testing.T) {
 	}
 }
 
+// TestFrontComesBack: replies to what was taken wait for the front to be connected again, as much
+// as the requests in flight may ask for. nats.go keeps 8 MiB if nobody says more.
+func TestFrontComesBack(t *testing.T) {
+	node := testnats.Server(t)
+	relay := testnats.Relay(t, node.URL)
+	var log lockedBuffer
+	l, err := openLinks(endpoint{urls: relay.URL()}.dial, log.logger(), metrics.New(nil, metrics.Build{}), func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	eventually(t, "the front is there", func() bool { return l.front.IsConnected() })
+	caller, err := node.Connect().SubscribeSync("reply")
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay.Set(testnats.Cut)
+	eventually(t, "the front is gone", func() bool { return !l.front.IsConnected() })
+	const replies = 40
+	for n := range replies {
+		if err := l.front.Publish("reply", make([]byte, 1<<20)); err != nil {
+			t.Fatalf("reply %d: %v", n, err)
+		}
+	}
+	relay.Set(testnats.Pass)
+	for n := range replies {
+		if _, err := caller.NextMsg(patience); err != nil {
+			t.Fatalf("reply %d: %v", n, err)
+		}
+	}
+}
+
+// TestDroppedMessagesAreCounted: all that nats.go drops, although it tells of the first only.
+func TestDroppedMessagesAreCounted(t *testing.T) {
+	node := testnats.Server(t)
+	var log lockedBuffer
+	m := metrics.New(nil, metrics.Build{})
+	l, err := openLinks(endpoint{urls: node.URL}.dial, log.logger(), m, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	eventually(t, "the front is there", func() bool { return l.front.IsConnected() })
+	goOn := make(chan struct{})
+	defer close(goOn)
+	sub, err := l.front.Subscribe("x", func(*nats.Msg) { <-goOn })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SetPendingLimits(1, -1); err != nil {
+		t.Fatal(err)
+	}
+	nc := node.Connect()
+	for range 10 {
+		if err := l.front.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.Publish("x", nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	counted := func() float64 {
+		families, err := m.Gatherer().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "leased_nats_dropped_total" {
+				return f.GetMetric()[0].GetCounter().GetValue() // by connection, front is the first
+			}
+		}
+		return -1
+	}
+	eventually(t, "eight or nine of ten are counted", func() bool { n := counted(); return n == 8 || n == 9 })
+}
+
 // TestNATSComesLater: the process starts without NATS, says so, and serves as
 // soon as there is one.
 func TestNATSComesLater(t *testing.T) {

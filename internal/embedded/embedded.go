@@ -50,6 +50,11 @@ const DefaultListen = "127.0.0.1:4222"
 
 const globalAccount = "$G"
 
+// maxPending is max_pending where the file does not say: what may wait for one connection. Requests
+// of many callers come over one connection of the service, faster than any reader reads: with
+// nats-server's own 64 MiB, 70 requests of 1 MB at once are enough to have it cut off.
+const maxPending = 512 << 20
+
 // Options say how to run the server. What is left zero is taken from ConfigFile, and where the file
 // is silent too, from the default given here.
 type Options struct {
@@ -264,6 +269,9 @@ func (o Options) serverOptions(log *logger) (*server.Options, error) {
 	}
 	if o.ServerName != "" {
 		opts.ServerName = o.ServerName
+	}
+	if opts.MaxPending == 0 {
+		opts.MaxPending = maxPending
 	}
 	opts.JetStream = true
 	opts.DisableJetStreamBanner = true

@@ -167,6 +167,7 @@ func TestPrecedence(t *testing.T) {
 		listen: "127.0.0.1:4229"
 		server_name: from_file
 		max_payload: 65536
+		max_pending: 128MB
 		jetstream { store_dir: %q, sync_interval: 10s }
 	`, dir))
 	log := newLogger(nil)
@@ -175,7 +176,7 @@ func TestPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if opts.Port != 4229 || opts.ServerName != "from_file" || opts.StoreDir != dir || opts.SyncAlways || opts.SyncInterval != 10*time.Second || opts.MaxPayload != 65536 {
+	if opts.Port != 4229 || opts.ServerName != "from_file" || opts.StoreDir != dir || opts.SyncAlways || opts.SyncInterval != 10*time.Second || opts.MaxPayload != 65536 || opts.MaxPending != 128<<20 {
 		t.Errorf("the file does not hold: %+v", opts)
 	}
 	opts, err = Options{ConfigFile: file, Listen: "localhost:0", ServerName: "n", StoreDir: flagDir, SyncAlways: true}.serverOptions(log)
@@ -184,6 +185,10 @@ func TestPrecedence(t *testing.T) {
 	}
 	if opts.Host != "localhost" || opts.Port != -1 || opts.ServerName != "n" || opts.StoreDir != flagDir || !opts.SyncAlways || opts.MaxPayload != 65536 {
 		t.Errorf("the options do not win: %+v", opts)
+	}
+
+	if opts, err := (Options{StoreDir: dir}).serverOptions(log); err != nil || opts.MaxPending != maxPending {
+		t.Errorf("the default does not hold: %+v, %v", opts, err)
 	}
 
 	s := start(t, Options{ConfigFile: file, SyncInterval: time.Minute})

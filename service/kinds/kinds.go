@@ -80,7 +80,7 @@ var table = []Info{
 	{Invalid, "400", No, "the request breaks its schema"},
 	{Lost, "409", No, "holder and revision are not the current pair"},
 	{Unsupported, "501", No, "the NATS server cannot expire keys or has no JetStream"},
-	{Busy, "429", No, "the service's limit of calls in flight is reached"},
+	{Busy, "429", No, "a limit of calls in flight or waiting, or the share of a key or holder in it, is reached"},
 	{Unavailable, "503", No, "JetStream does not answer, refuses, or the bucket is not sound"},
 	{Unknown, "503", Perhaps, "a write was sent and no verdict came back in time"},
 	{Internal, "500", No, "corrupt or foreign record, stopping in mid-call, or a bug; a forward in mid-call may have been processed"},
@@ -89,7 +89,7 @@ var table = []Info{
 	{OwnerRejected, "409", No, "forward: the owner refused the request as stale"},
 	{OwnerTimeout, "504", Perhaps, "forward: an attempt got no reply in time; never sent again"},
 	{RequestTooLarge, "413", No, "forward: the decoded payload does not fit the service's connection"},
-	{ReplyTooLarge, "413", Yes, "forward: the owner's reply does not fit our reply"},
+	{ReplyTooLarge, "413", Yes, "forward: the owner's reply does not fit our reply; renew_many: ours might not fit, and nothing was renewed"},
 	{NoReply, "", No, "the request named no reply subject, or one that no caller may name: nothing was done"},
 }
 

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -123,7 +125,7 @@ func (r *rig) connected() {
 func TestF02SmallLeaf(t *testing.T) {
 	t.Parallel()
 	key, holder := strings.Repeat("k", 128), strings.Repeat("h", 128)
-	header, frame := len("NATS/1.0\r\n\r\n")+len(fenceHeader)+len(": 1795977733738126\r\n"), len(`{"holder":"","revision":1795977733738126,"payload":"","attempts":1}`)+len(holder)
+	header, frame := len("NATS/1.0\r\n\r\n")+len(fenceHeader)+len(": 1795977733738126\r\n")+len(deadlineHeader)+len(": 5000\r\n"), len(`{"holder":"","revision":1795977733738126,"payload":"","attempts":1}`)+len(holder)
 	fits := base64.StdEncoding.DecodedLen((leafLimit - frame) / 4 * 4)
 	type step struct {
 		payload, reply int
@@ -198,8 +200,8 @@ func noise(n int) []byte {
 // to holders that answer, do not notice, and the limit answers busy at once. It
 // is about time, so nothing runs beside it.
 func TestF03HungForwardsDelayNothing(t *testing.T) {
-	const hung, limit = 100, 101
-	r := newRig(t, setup{forwards: limit})
+	const hung, limit = 100, 101 // limit is the share of one key
+	r := newRig(t, setup{forwards: 3 * limit})
 	r.acquire("hung", "H", 600000)
 	var got inboxTap
 	r.hold("H", func(m *nats.Msg) { got.add(m) })
@@ -235,18 +237,17 @@ func TestF03HungForwardsDelayNothing(t *testing.T) {
 		}
 	}
 
-	// One more may wait; the next is refused at once, healthy or not.
+	// One more may wait; the next is refused at once, and one to another holder is not.
 	wg.Go(func() {
 		if f, err := r.ask("forward", request{Key: "hung", Timeout: 30000}); err != nil || f.kind != kinds.Forwarded {
 			t.Errorf("a forward that hung: %+v, %v", f, err)
 		}
 	})
 	testnats.Eventually(t, 5*time.Second, func() bool { return len(got.all()) == limit }, "the last forward does not reach the holder")
-	for _, key := range []string{"hung", "healthy"} {
-		if f := r.want(kinds.Busy, "forward", request{Key: key}); f.took() > 100*time.Millisecond {
-			t.Errorf("busy came after %v", f.took())
-		}
+	if f := r.want(kinds.Busy, "forward", request{Key: "hung"}); f.took() > 100*time.Millisecond {
+		t.Errorf("busy came after %v", f.took())
 	}
+	r.want(kinds.Forwarded, "forward", request{Key: "healthy"})
 	r.renew(l, 60000)
 	for _, m := range got.all() {
 		m.Respond(nil)
@@ -436,7 +437,7 @@ func TestForwardFence(t *testing.T) {
 	for range 5 {
 		f := r.want(kinds.Forwarded, "forward", request{Key: "k"})
 		m := <-got
-		if diff := cmp.Diff(nats.Header{fenceHeader: {fmt.Sprint(l.Revision)}}, m.Header); diff != "" {
+		if diff := cmp.Diff(nats.Header{fenceHeader: {fmt.Sprint(l.Revision)}}, timed(t, m, 5*time.Second)); diff != "" {
 			t.Errorf("headers of a forward: %s", diff)
 		}
 		if m.Subject != inbox+"A.k" || f.Revision != l.Revision {
@@ -444,6 +445,41 @@ func TestForwardFence(t *testing.T) {
 		}
 		l = r.renew(l, 60000)
 	}
+}
+
+// timed takes what says how much time is left off the headers of a forward, and checks
+// that it is at most most, and not much less.
+func timed(t *testing.T, m *nats.Msg, most time.Duration) nats.Header {
+	t.Helper()
+	left, err := strconv.ParseUint(m.Header.Get(deadlineHeader), 10, 64)
+	if d := time.Duration(left) * time.Millisecond; err != nil || len(m.Header[deadlineHeader]) != 1 || d > most || d < most-time.Second*slowness {
+		t.Errorf("%s is %q, want %v and a little less", deadlineHeader, m.Header[deadlineHeader], most)
+	}
+	header := maps.Clone(m.Header)
+	delete(header, deadlineHeader)
+	return header
+}
+
+// TestForwardDeadline: each owner that is asked is told what is left of the caller's time,
+// by default and as the caller says, and less after an attempt that took some.
+func TestForwardDeadline(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{})
+	l := r.acquire("k", "A", 60000)
+	const took = 300 * time.Millisecond
+	asked := make(chan *nats.Msg, 2)
+	r.hold("A", func(m *nats.Msg) {
+		asked <- m
+		time.Sleep(took)
+		r.handOver(l, "B")
+		reject(m)
+	})
+	r.hold("B", func(m *nats.Msg) { asked <- m; m.Respond(nil) })
+	r.want(kinds.Forwarded, "forward", request{Key: "k", Timeout: 20000})
+	timed(t, <-asked, 20*time.Second)
+	timed(t, <-asked, 20*time.Second-took)
+	r.want(kinds.Forwarded, "forward", request{Key: "k", Timeout: 100 * slowness})
+	timed(t, <-asked, 100*slowness*time.Millisecond)
 }
 
 // TestForwardHeaders: of the caller's headers only the trace context passes,
@@ -462,15 +498,18 @@ func TestForwardHeaders(t *testing.T) {
 	for _, c := range []struct{ sent, want nats.Header }{
 		{nil, nats.Header{fenceHeader: fence}},
 		{nats.Header{fenceHeader: {"1"}, rejectHeader: {"stale"}, "X-Mine": {"1"}, "Nats-Msg-Id": {"7"}, "Authorization": {"secret"}, "Nats-TTL": {"1s"},
-			"Nats-Expected-Stream": {"other"}, "dagnats-lease-fence": {"2"}, "Traceparent": {"not this one"}, "baggage": {"no"}}, nats.Header{fenceHeader: fence}},
+			"Nats-Expected-Stream": {"other"}, "dagnats-lease-fence": {"2"}, deadlineHeader: {"1"}, "Trace-Parent": {"not this one"}, "baggage": {"no"}}, nats.Header{fenceHeader: fence}},
 		{nats.Header{"traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "tracestate": {"a=b"}, "X-Mine": {"1"}},
 			nats.Header{fenceHeader: fence, "traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "tracestate": {"a=b"}}},
+		// As OpenTelemetry's HeaderCarrier for Go writes them, and others.
+		{nats.Header{"Traceparent": {"00-1"}, "Tracestate": {"a=b"}}, nats.Header{fenceHeader: fence, "Traceparent": {"00-1"}, "Tracestate": {"a=b"}}},
+		{nats.Header{"TraceParent": {"00-1"}, "TRACESTATE": {"a=b", "c=d"}}, nats.Header{fenceHeader: fence, "TraceParent": {"00-1"}, "TRACESTATE": {"a=b", "c=d"}}},
 	} {
 		f := r.want(kinds.Forwarded, "forward", request{Key: "k", Payload: []byte("x")}, c.sent)
 		if string(*f.Payload) != "ok" {
 			t.Errorf("the owner's reply came back as %s", f.raw)
 		}
-		if diff := cmp.Diff(c.want, (<-got).Header); diff != "" {
+		if diff := cmp.Diff(c.want, timed(t, <-got, 5*time.Second)); diff != "" {
 			t.Errorf("headers at the owner: %s", diff)
 		}
 	}
@@ -551,7 +590,8 @@ func TestForwardAttemptsAreCounted(t *testing.T) {
 	r.hold("ok", func(m *nats.Msg) { m.Respond(nil) })
 	r.hold("stale", reject)
 	r.hold("hung", func(*nats.Msg) {})
-	for _, holder := range []string{"ok", "stale", "hung", "absent"} {
+	r.hold("large", func(m *nats.Msg) { m.Respond(make([]byte, 800_000)) })
+	for _, holder := range []string{"ok", "stale", "hung", "absent", "large"} {
 		r.acquire(holder, holder, 60000)
 		r.call("forward", request{Key: holder, Timeout: 300})
 	}
@@ -567,7 +607,7 @@ func TestForwardAttemptsAreCounted(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]float64{"forwarded": 1, "rejected": 1, "timeout": 1, "no_responders": 1, "request_too_large": 0, "reply_too_large": 0, "error": 0}
+	want := map[string]float64{"forwarded": 1, "rejected": 1, "timeout": 1, "no_responders": 1, "request_too_large": 0, "reply_too_large": 1, "error": 0}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("attempts by outcome: %s", diff)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -65,7 +66,7 @@ func TestEveryKindOfEveryCall(t *testing.T) {
 	t.Run("ways", func(t *testing.T) {
 		for name, way := range map[string]func(*testing.T) *rig{
 			"answers": answers, "invalid": invalid, "lost": lost, "no reply": noReply, "unsupported": unsupported, "busy": busy,
-			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign,
+			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign, "reply too large": replyTooLarge,
 			"stopping": stopping, "forward": forwardKinds, "request too large": requestTooLarge,
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -283,12 +284,14 @@ func busy(t *testing.T) *rig {
 	l := r.acquire("k", "A", 60000)
 	asked := make(chan *nats.Msg, 10)
 	r.hold("A", func(m *nats.Msg) { asked <- m })
+	r.acquire("other", "B", 60000)
+	r.hold("B", func(m *nats.Msg) { asked <- m })
 
-	// Two forwards fill their limit.
+	// Two forwards, to two holders, fill their limit.
 	var wg sync.WaitGroup
-	for range 2 {
+	for _, key := range []string{"k", "other"} {
 		wg.Go(func() {
-			if got, err := r.ask("forward", request{Key: "k", Timeout: 20000}); err != nil || got.kind != kinds.Forwarded {
+			if got, err := r.ask("forward", request{Key: key, Timeout: 20000}); err != nil || got.kind != kinds.Forwarded {
 				t.Errorf("a forward that waited: %+v, %v", got, err)
 			}
 		})
@@ -607,6 +610,17 @@ func forwardKinds(t *testing.T) *rig {
 	l = r.acquire("k", "large", 60000)
 	r.hold("large", func(m *nats.Msg) { m.Respond(make([]byte, 800_000)) })
 	named(r.want(kinds.ReplyTooLarge, "forward", q), l)
+	return r
+}
+
+// replyTooLarge: what many renewals come to might not fit one message.
+func replyTooLarge(t *testing.T) *rig {
+	r := newRig(t, setup{nats: []testnats.Option{func(o *server.Options) { o.MaxPayload = 4 << 10 }}})
+	q := request{Holder: "A", TTL: 60000}
+	for n := range 40 {
+		q.Leases = append(q.Leases, pair{fmt.Sprintf("k-%d", n), 1})
+	}
+	r.want(kinds.ReplyTooLarge, "renew_many", q)
 	return r
 }
 

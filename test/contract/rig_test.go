@@ -44,6 +44,7 @@ const (
 	errorCodeHeader = "Nats-Service-Error-Code"
 	eventHeader     = "Dagnats-Lease-Event"
 	fenceHeader     = "Dagnats-Lease-Fence"
+	deadlineHeader  = "Dagnats-Lease-Deadline-Ms"
 	rejectHeader    = "Dagnats-Lease-Reject"
 )
 
@@ -259,6 +260,7 @@ type request struct {
 	Timeout  int64  `json:"timeout_ms,omitempty"`
 	Payload  []byte `json:"payload,omitempty"`
 	Leases   []pair `json:"leases,omitempty"`
+	Meta     string `json:"meta,omitempty"`
 }
 
 // pair is one lease of a renew_many.
@@ -281,6 +283,7 @@ type reply struct {
 	Left       int64     `json:"left_ms"`
 	Payload    *[]byte   `json:"payload"`
 	Attempts   int       `json:"attempts"`
+	Meta       string    `json:"meta"`
 	Error      string    `json:"error"`
 	ErrorKind  string    `json:"kind"`
 	Leases     *[]*reply `json:"leases"`

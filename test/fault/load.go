@@ -427,7 +427,7 @@ func (w *worker) serve(holder string, m *nats.Msg) {
 	_ = json.Unmarshal(m.Data, &q)
 	d := Delivery{ForwardID: q.ID, Holder: holder, Key: strings.TrimPrefix(m.Subject, inboxPrefix+holder+"."), Fence: m.Header.Get(hdrFence), At: w.now()}
 	for name := range m.Header {
-		if name != hdrFence && name != "traceparent" && name != "tracestate" {
+		if name != hdrFence && name != hdrDeadline && name != "traceparent" && name != "tracestate" {
 			d.Extra += name + " "
 		}
 	}

@@ -56,7 +56,7 @@ var Mutants = []Mutant{
 	{Name: "forward-resend", Says: "a forward is sent again after a silence",
 		Changes: []Change{
 			{"service/forward.go", " && owner.Lease.Holder == tried.Holder && owner.Lease.Revision == tried.Revision:", " && last == nil:"},
-			{"service/forward.go", "reply, failed := f.attempt(ctx, key,", "ctx, cancel := context.WithTimeout(ctx, time.Until(until)/3)\n\t\tdefer cancel()\n\t\treply, failed := f.attempt(ctx, key,"},
+			{"service/forward.go", "reply, failed := f.attempt(ctx, q,", "ctx, cancel := context.WithTimeout(ctx, time.Until(q.Until)/3)\n\t\tdefer cancel()\n\t\treply, failed := f.attempt(ctx, q,"},
 			{"service/forward.go", "notProcessed := failed.Kind == kinds.OwnerUnavailable || failed.Kind == kinds.OwnerRejected", "notProcessed := true"},
 		},
 		Fault: "none", On: R1, Length: 10 * time.Second, By: []string{"I13"}},

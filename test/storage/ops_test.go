@@ -213,13 +213,13 @@ func TestSlowServer(t *testing.T) {
 		}
 		kinds[kind]++
 	}
-	t.Log(kinds, in.gauge("leased_write_retries_total"))
+	t.Log(kinds, in.gauge("leased_write_ambiguous_total"))
 	// A machine that is slow itself may have no time for some, and send some again; if all
 	// were sent at once, it would be every one of them, and more than once.
 	if kinds["granted"] < calls/2 {
 		t.Errorf("%v", kinds)
 	}
-	if again := in.gauge("leased_write_retries_total"); again > calls/2 {
+	if again := in.gauge("leased_write_ambiguous_total"); again > calls/2 {
 		t.Errorf("%v of %d writes were sent again", again, calls)
 	}
 	if queued := in.gauge("leased_writes_queued"); queued != 0 {
