@@ -84,13 +84,14 @@ type ConnError string
 const (
 	ConnAuth         ConnError = "auth"          // the server refused who we are
 	ConnPermission   ConnError = "permission"    // not allowed to use a subject
+	ConnReply        ConnError = "reply"         // not allowed to reply where the caller said
 	ConnSlowConsumer ConnError = "slow_consumer" // messages were dropped
 	ConnOther        ConnError = "other"
 )
 
 // ConnErrors lists every ConnError.
 func ConnErrors() []ConnError {
-	return []ConnError{ConnAuth, ConnPermission, ConnSlowConsumer, ConnOther}
+	return []ConnError{ConnAuth, ConnPermission, ConnReply, ConnSlowConsumer, ConnOther}
 }
 
 // ConnectionState is how a connection is doing.

@@ -33,7 +33,7 @@ func openBatching(t *testing.T) *Instance {
 			t.Error(err)
 		}
 	})
-	nc, err := s.Connect(nats.ReconnectBufSize(-1))
+	nc, err := s.Connect("", nats.ReconnectBufSize(-1))
 	if err != nil {
 		t.Fatal(err)
 	}

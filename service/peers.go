@@ -118,15 +118,15 @@ func (n *peerNews) report(log *slog.Logger, most uint64) {
 	}
 }
 
-// peersInbox is the prefix of the inboxes where the other instances answer. Their answers
+// PeersInbox is where the other instances answer, below the connection's inbox prefix. Their answers
 // are published by the connection that publishes wherever a caller says, and that one
 // need not be allowed to reach any other inbox of the service.
-const peersInbox = "peers."
+const PeersInbox = "peers."
 
 // askPeers gathers what the other instances show, as long as wait; nobody may be
 // there. Revisions above most are not believed.
 func askPeers(ctx context.Context, nc *nats.Conn, name, self string, wait time.Duration, most uint64) (news peerNews) {
-	inbox := newInbox(nc, peersInbox)
+	inbox := newInbox(nc, PeersInbox)
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
 		return news

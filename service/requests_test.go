@@ -43,7 +43,7 @@ func TestReplySubjectsCannotBeGuessed(t *testing.T) {
 		}
 		last, ids[id] = id, true
 	}
-	for _, under := range []string{"", peersInbox} {
+	for _, under := range []string{"", PeersInbox} {
 		if got := newInbox(nc, under); strings.Contains(got, shown[:8]) || !strings.HasPrefix(got, "_INBOX_leased."+under) || len(got) < 38 {
 			t.Errorf("inbox %s", got)
 		}

@@ -76,6 +76,38 @@ func (f connFlags) resolve(given map[string]bool, selected bool) (endpoint, erro
 	if err != nil {
 		return endpoint{}, err
 	}
+	return f.endpoint(given, base, who)
+}
+
+// as is resolve for a connection that has credentials of its own: those of the context
+// that flag names, with its certificate and its inbox prefix. All else is as without it.
+func (f connFlags) as(given map[string]bool, flag, name string) (endpoint, error) {
+	own, err := loadContext(flag, name)
+	if err != nil {
+		return endpoint{}, err
+	}
+	base, err := f.load(false)
+	if err != nil {
+		return endpoint{}, err
+	}
+	who := credentialsOf(own)
+	if who == (credentials{}) {
+		if own.Certificate() == "" {
+			return endpoint{}, usagef("%s %s: it has no credentials", flag, name)
+		}
+		if who, err = f.credentials(given, base); err != nil {
+			return endpoint{}, err
+		}
+	}
+	if own.Certificate() != "" {
+		f.TLSCert, f.TLSKey = own.Certificate(), own.Key()
+	}
+	f.InboxPrefix = first(own.InboxPrefix(), f.InboxPrefix)
+	return f.endpoint(given, base, who)
+}
+
+// endpoint is the one that the flags, base and who come to.
+func (f connFlags) endpoint(given map[string]bool, base *natscontext.Context, who credentials) (endpoint, error) {
 	if err := f.checkFiles(); err != nil {
 		return endpoint{}, err
 	}
@@ -150,6 +182,10 @@ func (f connFlags) load(selected bool) (*natscontext.Context, error) {
 	if name == "" && (!selected || f.Server != "") {
 		return natscontext.New("", false)
 	}
+	return loadContext("--context", name)
+}
+
+func loadContext(flag, name string) (*natscontext.Context, error) {
 	var c *natscontext.Context
 	var err error
 	if strings.HasSuffix(name, ".json") {
@@ -158,7 +194,7 @@ func (f connFlags) load(selected bool) (*natscontext.Context, error) {
 		c, err = natscontext.New(name, true)
 	}
 	if err != nil {
-		return nil, usagef("--context %s: %w", name, err)
+		return nil, usagef("%s %s: %w", flag, name, err)
 	}
 	return c, nil
 }
@@ -168,6 +204,13 @@ func (f connFlags) load(selected bool) (*natscontext.Context, error) {
 type credentials struct {
 	user, password, token, creds, nkey string
 	jwt, seed                          string // contexts only
+}
+
+func credentialsOf(c *natscontext.Context) credentials {
+	return credentials{
+		user: c.User(), password: c.Password(), token: c.Token(), creds: c.Creds(), nkey: c.NKey(),
+		jwt: c.UserJWT(), seed: c.UserSeed(),
+	}
 }
 
 // ways names those that are set, as flags or as environment variables.
@@ -205,10 +248,7 @@ func (f connFlags) credentials(given map[string]bool, base *natscontext.Context)
 		user: os.Getenv("NATS_USER"), password: os.Getenv("NATS_PASSWORD"), token: os.Getenv("NATS_TOKEN"),
 		creds: os.Getenv("NATS_CREDS"), nkey: os.Getenv("NATS_NKEY"),
 	}
-	fromContext := credentials{
-		user: base.User(), password: base.Password(), token: base.Token(), creds: base.Creds(), nkey: base.NKey(),
-		jwt: base.UserJWT(), seed: base.UserSeed(),
-	}
+	fromContext := credentialsOf(base)
 
 	// A name and its password may come from different places.
 	if flags.password != "" && flags.user == "" {

@@ -28,12 +28,14 @@ type links struct {
 	mu      sync.Mutex
 	refused map[string]time.Time // subjects of calls that NATS does not let us receive, when it last said so
 	unsent  map[string]time.Time // subjects on which it did not take a request or write of ours, likewise
+	reply   time.Time            // when it last did not take a reply
 }
 
 func (l *links) all() []*nats.Conn { return []*nats.Conn{l.front, l.store, l.hop} }
 
-// connector opens a connection to the one NATS that serve uses.
-type connector func(options ...nats.Option) (*nats.Conn, error)
+// connector opens a connection to the one NATS that serve uses, with the credentials of
+// the kind of traffic that it is for.
+type connector func(metrics.Connection, ...nats.Option) (*nats.Conn, error)
 
 // openLinks opens all connections. A NATS that is not there, or refuses who we
 // are, is no error: the connections keep trying for ever. Each time that one of
@@ -72,7 +74,7 @@ const frontWaits = 64 << 20
 
 // open makes the connection that r reports on.
 func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, error) {
-	nc, err := connect(append([]nats.Option{
+	nc, err := connect(r.name, append([]nats.Option{
 		nats.Name("leased-" + string(r.name)),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
@@ -106,10 +108,10 @@ func (r *reporter) open(connect connector, options []nats.Option) (*nats.Conn, e
 
 // more makes connections that come and go as the service pleases. What goes wrong on
 // them counts as the store connection's.
-func (l *links) more(connect connector, log *slog.Logger, m *metrics.Metrics) connector {
+func (l *links) more(connect connector, log *slog.Logger, m *metrics.Metrics) func(...nats.Option) (*nats.Conn, error) {
 	r := &reporter{name: metrics.Store, links: l, log: log.With("connection", "leased-leader"), metrics: m, limit: rate.NewLimiter(1, 10)}
 	return func(options ...nats.Option) (*nats.Conn, error) {
-		return connect(append([]nats.Option{
+		return connect(metrics.Store, append([]nats.Option{
 			nats.Name("leased-leader"),
 			nats.PingInterval(pingEvery),
 			nats.MaxPingsOutstanding(pingsMissed),
@@ -159,6 +161,7 @@ func (l *links) permitted() leased.Check {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.unsent, func(_ string, at time.Time) bool { return time.Since(at) > unsentShown })
+	noReply := time.Since(l.reply) <= unsentShown
 	var details []string
 	if len(l.refused) > 0 {
 		details = append(details, "NATS does not let this user subscribe to "+
@@ -168,7 +171,10 @@ func (l *links) permitted() leased.Check {
 		details = append(details, "within the last minute NATS did not let this user publish to "+
 			strings.Join(slices.Sorted(maps.Keys(l.unsent)), ", "))
 	}
-	return leased.Check{Name: "permitted", OK: len(l.refused) == 0, Warn: len(l.unsent) > 0, Detail: strings.Join(details, "; ")}
+	if noReply { // a caller chose the subject: it is for the log, where it is escaped and cut
+		details = append(details, "within the last minute NATS did not let this user reply where a caller said; the log names the subject")
+	}
+	return leased.Check{Name: "permitted", OK: len(l.refused) == 0, Warn: len(l.unsent) > 0 || noReply, Detail: strings.Join(details, "; ")}
 }
 
 // close sends what is still to be sent, for 2 s at most, and closes them all.
@@ -302,11 +308,30 @@ func (r *reporter) refused(err error) {
 	}
 }
 
+// replyRefused tells of a reply that NATS did not take. Its subject is a caller's inbox
+// that this user should be allowed to reach, or what the caller would have us write to.
+func (r *reporter) replyRefused(subject string) {
+	r.metrics.ConnError(r.name, metrics.ConnReply)
+	r.links.mu.Lock()
+	r.links.reply = time.Now()
+	r.links.mu.Unlock()
+	if len(subject) > 64 {
+		subject = subject[:64] + "..."
+	}
+	if r.limit.Allow() {
+		r.log.Warn("NATS does not let this user reply where a caller said", "subject", subject)
+	}
+}
+
 func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
-		r.metrics.ConnError(r.name, metrics.ConnPermission)
 		action, subject := violation(err)
+		if r.name == metrics.Front && action == "publish" {
+			r.replyRefused(subject)
+			return
+		}
+		r.metrics.ConnError(r.name, metrics.ConnPermission)
 		switch {
 		case r.name == metrics.Front && action == "subscribe":
 			r.links.note(r.links.refused, subject)

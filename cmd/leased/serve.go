@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,6 +27,7 @@ import (
 	"github.com/leased/leased/internal/coalesce"
 	"github.com/leased/leased/internal/embedded"
 	"github.com/leased/leased/metrics"
+	"github.com/leased/leased/service"
 )
 
 // Time limits of a serve that ends.
@@ -46,6 +49,9 @@ type serveCmd struct {
 	NATSAccount string `name:"nats-account" group:"embedded" placeholder:"NAME" help:"Account of --nats-config that keeps the leases, where it has several."`
 
 	connFlags
+	FrontContext string   `name:"front-context" group:"connection" env:"NATS_FRONT_CONTEXT" placeholder:"NAME" help:"Context whose credentials the connection that receives calls and replies uses, in place of the others. Its user should be allowed to publish to inboxes alone."`
+	HopContext   string   `name:"hop-context" group:"connection" env:"NATS_HOP_CONTEXT" placeholder:"NAME" help:"The same for the connection that carries forwards to owners."`
+	ReplyTo      []string `name:"reply-to" group:"embedded" placeholder:"SUBJECT" default:"_INBOX.>,_R_.>" help:"Inboxes of callers, where --nats-config has users: nothing else can be replied to (default _INBOX.>,_R_.>; the latter are those of other accounts)."`
 
 	Replicas    int    `group:"service" default:"1" placeholder:"N" help:"Replicas of the bucket when it is made: 1, 3 or 5 (default 1)."`
 	GroupCommit string `name:"group-commit" group:"service" default:"auto" placeholder:"WHEN" help:"Store concurrent writes together: on, off, or auto. It pays where the NATS server has each write on disk before it answers, which auto knows of the server inside only (default auto)."`
@@ -119,8 +125,19 @@ func (c *serveCmd) Run(command *kong.Context) error {
 
 // plan is what the flags come to.
 type plan struct {
-	inside *embedded.Options // nil with a NATS that runs already
-	nats   endpoint          // how to connect; to the one inside, what it asks for
+	inside *embedded.Options              // nil with a NATS that runs already
+	users  map[string]*server.Permissions // of the one inside
+	nats   endpoint                       // how to connect; to the one inside, what it asks for
+	// as are connections with other credentials.
+	as map[metrics.Connection]endpoint
+}
+
+// endpoint is how the connection name is made.
+func (p plan) endpoint(name metrics.Connection) endpoint {
+	if e, ok := p.as[name]; ok {
+		return e
+	}
+	return p.nats
 }
 
 var (
@@ -160,13 +177,34 @@ func (c *serveCmd) plan(given map[string]bool) (plan, error) {
 }
 
 func (c *serveCmd) planExternal(given map[string]bool, by string) (plan, error) {
-	for _, flag := range []string{"nats-listen", "store-dir", "sync", "nats-config", "nats-account"} {
+	for _, flag := range []string{"nats-listen", "store-dir", "sync", "nats-config", "nats-account", "reply-to"} {
 		if given[flag] {
 			return plan{}, usagef("--%s: is for the NATS server inside, but %s names one that runs already", flag, by)
 		}
 	}
-	e, err := c.resolve(given, false)
-	return plan{nats: e}, err
+	return c.planConnections(given)
+}
+
+// planConnections plans connections that need credentials.
+func (c *serveCmd) planConnections(given map[string]bool) (p plan, err error) {
+	if p.nats, err = c.resolve(given, false); err != nil {
+		return plan{}, err
+	}
+	p.as = map[metrics.Connection]endpoint{}
+	for _, own := range []struct {
+		of            metrics.Connection
+		flag, context string
+	}{
+		{metrics.Front, "--front-context", c.FrontContext}, {metrics.Hop, "--hop-context", c.HopContext},
+	} {
+		if own.context == "" {
+			continue
+		}
+		if p.as[own.of], err = c.as(given, own.flag, own.context); err != nil {
+			return plan{}, err
+		}
+	}
+	return p, nil
 }
 
 func (c *serveCmd) planEmbedded(given map[string]bool) (plan, error) {
@@ -180,9 +218,19 @@ func (c *serveCmd) planEmbedded(given map[string]bool) (plan, error) {
 		return plan{}, err
 	}
 	operator := len(file.TrustedOperators) > 0 || len(file.TrustedKeys) > 0
-	for _, flag := range []string{"creds", "nkey", "user", "password", "token", "tlscert", "tlskey", "tlsca", "tlsfirst"} {
-		if given[flag] && !(operator && (flag == "creds" || flag == "nkey")) {
+	ofOperator := map[string]bool{"creds": true, "nkey": true, "front-context": true, "hop-context": true}
+	for _, flag := range []string{"creds", "nkey", "front-context", "hop-context", "user", "password", "token", "tlscert", "tlskey", "tlsca", "tlsfirst"} {
+		if given[flag] && !(operator && ofOperator[flag]) {
 			return plan{}, usagef("--%s: is for a NATS that runs already: name it with --server or --context", flag)
+		}
+	}
+	if given["reply-to"] && operator {
+		return plan{}, usagef("--reply-to: with an operator in --nats-config the user of --front-context says where replies go")
+	}
+	for _, subject := range c.ReplyTo {
+		first, _, _ := strings.Cut(subject, ".")
+		if !server.IsValidSubject(subject) || first == "*" || first == ">" || strings.HasPrefix(first, "$") || len(subject) > 128 {
+			return plan{}, usagef("--reply-to %q: must be a subject of at most 128 bytes that begins with neither a wildcard nor $", subject)
 		}
 	}
 	if c.Replicas > 1 && file.Cluster.Port == 0 {
@@ -205,19 +253,41 @@ func (c *serveCmd) planEmbedded(given map[string]bool) (plan, error) {
 		}
 	}
 
-	p := plan{inside: o, nats: endpoint{jsDomain: c.JSDomain, jsAPIPrefix: c.JSAPIPrefix}}
-	switch {
-	case operator && c.Creds == "" && c.NKey == "":
-		return plan{}, usagef("--creds: is needed, because --nats-config names an operator")
-	case operator:
-		if p.nats, err = (connFlags{Creds: c.Creds, NKey: c.NKey, Timeout: c.Timeout, JSDomain: c.JSDomain,
-			JSAPIPrefix: c.JSAPIPrefix, InboxPrefix: c.InboxPrefix}).resolve(given, false); err != nil {
-			return plan{}, err
+	if operator {
+		if c.Creds == "" && c.NKey == "" {
+			return plan{}, usagef("--creds: is needed, because --nats-config names an operator")
 		}
-	case c.InboxPrefix != "":
-		p.nats.options = []nats.Option{nats.CustomInboxPrefix(c.InboxPrefix)}
+		alone := *c
+		alone.connFlags = connFlags{Creds: c.Creds, NKey: c.NKey, Timeout: c.Timeout, JSDomain: c.JSDomain,
+			JSAPIPrefix: c.JSAPIPrefix, InboxPrefix: c.InboxPrefix}
+		p, err := alone.planConnections(given)
+		p.inside = o
+		return p, err
 	}
-	return p, nil
+	inbox := cmp.Or(c.InboxPrefix, "_INBOX_leased")
+	return plan{inside: o, users: c.users(inbox), nats: endpoint{
+		jsDomain: c.JSDomain, jsAPIPrefix: c.JSAPIPrefix, options: []nats.Option{nats.CustomInboxPrefix(inbox)}}}, nil
+}
+
+// users are what the connections to the NATS server inside may do, where its
+// configuration has users. The one that replies publishes where a caller says, and may
+// therefore publish to inboxes alone. Nobody tells the one to the store where to write.
+func (c *serveCmd) users(inbox string) map[string]*server.Permissions {
+	below := func(prefix string) string { return prefix + ".>" }
+	return map[string]*server.Permissions{
+		string(metrics.Front): {
+			Subscribe: &server.SubjectPermission{Allow: []string{below(c.APIPrefix), "$SRV.>"}},
+			Publish: &server.SubjectPermission{
+				Allow: append(slices.Clone(c.ReplyTo), below(inbox+"."+strings.TrimSuffix(service.PeersInbox, "."))),
+				Deny:  []string{below(c.APIPrefix), below(c.EventPrefix)},
+			},
+		},
+		string(metrics.Hop): {
+			Subscribe: &server.SubjectPermission{Allow: []string{below(inbox)}},
+			Publish:   &server.SubjectPermission{Allow: []string{below(c.EventPrefix + ".inbox")}},
+		},
+		string(metrics.Store): nil,
+	}
 }
 
 // readNATSConfig reads a nats-server configuration for what flags depend on;
@@ -295,11 +365,13 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 		address = port.address()
 	}
 
-	var connect connector = p.nats.dial
+	connect := func(name metrics.Connection, options ...nats.Option) (*nats.Conn, error) {
+		return p.endpoint(name).dial(options...)
+	}
 	where := redact(p.nats.urls)
 	groupCommit := c.GroupCommit == "on"
 	if p.inside != nil {
-		p.inside.Logger = log
+		p.inside.Logger, p.inside.Users = log, p.users
 		inside, err := embedded.Start(*p.inside)
 		if err != nil {
 			return err
@@ -307,8 +379,8 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 		defer func() { err = errors.Join(err, shutdown(inside)) }()
 		where = inside.ClientURL()
 		groupCommit = groupCommit || c.GroupCommit == "auto" && inside.SyncsAlways()
-		connect = func(options ...nats.Option) (*nats.Conn, error) {
-			return inside.Connect(append(append([]nats.Option{}, p.nats.options...), options...)...)
+		connect = func(name metrics.Connection, options ...nats.Option) (*nats.Conn, error) {
+			return inside.Connect(string(name), slices.Concat(p.endpoint(name).options, options)...)
 		}
 		m.SetNATSServer(inside.Version())
 	}
@@ -320,7 +392,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 	defer connections.close()
 	go connections.watch(ctx, log)
 
-	var dial connector // the server inside is the nearest
+	var dial func(...nats.Option) (*nats.Conn, error) // the server inside is the nearest
 	if p.inside == nil {
 		dial = connections.more(connect, log, m)
 	}

@@ -402,7 +402,7 @@ func TestLeavingTooLate(t *testing.T) {
 	m := metrics.New(rows, metrics.Build{})
 	var log lockedBuffer
 	logger := log.logger()
-	l, err := openLinks(endpoint{urls: ns.ClientURL()}.dial, logger, m, func() {})
+	l, err := openLinks(to(ns.ClientURL()), logger, m, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -446,13 +446,20 @@ func TestLeavingTooLate(t *testing.T) {
 	}
 }
 
+// to makes every connection to url, without credentials.
+func to(url string) connector {
+	return func(_ metrics.Connection, options ...nats.Option) (*nats.Conn, error) {
+		return endpoint{urls: url}.dial(options...)
+	}
+}
+
 // TestFrontComesBack: replies to what was taken wait for the front to be connected again, as much
 // as the requests in flight may ask for. nats.go keeps 8 MiB if nobody says more.
 func TestFrontComesBack(t *testing.T) {
 	node := testnats.Server(t)
 	relay := testnats.Relay(t, node.URL)
 	var log lockedBuffer
-	l, err := openLinks(endpoint{urls: relay.URL()}.dial, log.logger(), metrics.New(nil, metrics.Build{}), func() {})
+	l, err := openLinks(to(relay.URL()), log.logger(), metrics.New(nil, metrics.Build{}), func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,7 +490,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	node := testnats.Server(t)
 	var log lockedBuffer
 	m := metrics.New(nil, metrics.Build{})
-	l, err := openLinks(endpoint{urls: node.URL}.dial, log.logger(), m, func() {})
+	l, err := openLinks(to(node.URL), log.logger(), m, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

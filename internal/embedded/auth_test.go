@@ -121,8 +121,8 @@ func TestInProcessConnection(t *testing.T) {
 			if open := err == nil; open != c.open {
 				t.Errorf("open to a client without credentials: %v, want %v (%v)", open, c.open, err)
 			}
-			if s.user != nil {
-				thief, err := nats.Connect(s.ClientURL(), rootCA, nats.Nkey(me, s.user.Sign))
+			if pair := s.users[all]; pair != nil {
+				thief, err := nats.Connect(s.ClientURL(), rootCA, nats.Nkey(me, pair.Sign))
 				if err == nil {
 					thief.Close()
 					t.Error("the internal user is accepted from outside the process")
@@ -150,14 +150,14 @@ func TestOperator(t *testing.T) {
 	if !s.NeedsCredentials() {
 		t.Error("NeedsCredentials is false")
 	}
-	_, err := s.Connect()
+	_, err := s.Connect(all)
 	if err == nil || !strings.Contains(err.Error(), "--creds") {
 		t.Errorf("without credentials: %v", err)
 	}
 	put(t, connect(t, s, nats.UserCredentials(creds)))
 
 	_, foreign := operator(t)
-	if _, err := s.Connect(nats.UserCredentials(foreign)); !errors.Is(err, nats.ErrAuthorization) {
+	if _, err := s.Connect(all, nats.UserCredentials(foreign)); !errors.Is(err, nats.ErrAuthorization) {
 		t.Errorf("with another operator's credentials: %v", err)
 	}
 
@@ -270,7 +270,7 @@ func TestExposure(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := new(Server).addUser(opts, o.Account); err != nil {
+			if _, err := new(Server).addUsers(opts, o); err != nil {
 				t.Fatal(err)
 			}
 			ns, err := server.NewServer(opts)

@@ -9,9 +9,9 @@
 // # The in-process connection
 //
 // [Server.Connect] reaches the server without a socket. Where the configuration asks for
-// credentials, the package adds one nkey user of its own for the life of the server: its seed never
-// leaves the process, it is accepted on in-process connections only, and it may publish and
-// subscribe to everything in one account:
+// credentials, the package adds nkey users of its own for the life of the server, one for each of
+// [Options.Users]: their seeds never leave the process, they are accepted on in-process connections
+// only, and they are all in one account:
 //
 //   - no accounts in the file: the global account, $G, as for any user outside an account;
 //   - one account in the file beside the system account: that account;
@@ -77,6 +77,10 @@ type Options struct {
 	// Account names the account of the in-process connection; see the package comment.
 	Account string
 
+	// Users are those of in-process connections and what each may do, where the configuration asks
+	// for credentials; nil lets it do everything. Elsewhere every connection may.
+	Users map[string]*server.Permissions
+
 	// ServerName is the name of the server in its cluster. Default: its random id.
 	ServerName string
 
@@ -89,8 +93,8 @@ type Options struct {
 type Server struct {
 	ns     *server.Server
 	lock   *os.File
-	user   nkeys.KeyPair // nil when the server asks for no credentials, or for ones we cannot make
-	jwt    bool          // an operator decides who may connect
+	users  map[string]nkeys.KeyPair // none when the server asks for no credentials, or for ones we cannot make
+	jwt    bool                     // an operator decides who may connect
 	once   sync.Once
 	closed chan struct{} // closed when nothing runs any more and the store is free
 }
@@ -106,7 +110,7 @@ func Start(o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{closed: make(chan struct{})}
-	account, err := s.addUser(opts, o.Account)
+	account, err := s.addUsers(opts, o)
 	if err != nil {
 		return nil, err
 	}
@@ -163,10 +167,11 @@ func (s *Server) Version() string { return server.VERSION }
 // configuration file names an operator.
 func (s *Server) NeedsCredentials() bool { return s.jwt }
 
-// Connect opens an in-process connection; opts come after, and so win over, what InProcess sets.
-func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
+// Connect opens an in-process connection as user, one of [Options.Users]; opts come after, and so win
+// over, what InProcess sets.
+func (s *Server) Connect(user string, opts ...nats.Option) (*nats.Conn, error) {
 	all := nats.GetDefaultOptions()
-	for _, opt := range append([]nats.Option{s.InProcess()}, opts...) {
+	for _, opt := range append([]nats.Option{s.InProcess(user)}, opts...) {
 		if opt == nil {
 			continue
 		}
@@ -189,18 +194,19 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 }
 
 // InProcess makes nats.Connect use this server without a socket, whatever its URL says, and
-// present the credentials made for it.
-func (s *Server) InProcess() nats.Option {
+// present the credentials made for user.
+func (s *Server) InProcess(user string) nats.Option {
 	return func(o *nats.Options) error {
 		o.InProcessServer = coalesce.InProcess{InProcessConnProvider: s.ns}
-		if s.user == nil {
+		pair := s.users[user]
+		if pair == nil {
 			return nil
 		}
-		public, err := s.user.PublicKey()
+		public, err := pair.PublicKey()
 		if err != nil {
 			return err
 		}
-		return nats.Nkey(public, s.user.Sign)(o)
+		return nats.Nkey(public, pair.Sign)(o)
 	}
 }
 
@@ -324,9 +330,10 @@ func splitListen(listen string) (host string, port int, err error) {
 	return host, int(n), nil
 }
 
-// addUser gives the in-process connection a user of its own where the file asks for credentials,
-// and returns the account it will be in; that is unknown, "", with an operator.
-func (s *Server) addUser(opts *server.Options, want string) (account string, err error) {
+// addUsers gives in-process connections users of their own where the file asks for credentials,
+// and returns the account they will be in; that is unknown, "", with an operator.
+func (s *Server) addUsers(opts *server.Options, o Options) (account string, err error) {
+	want := o.Account
 	if hasOperator(opts) {
 		if want != "" {
 			return "", errors.New("--nats-account: with an operator in --nats-config the credentials (--creds) decide the account")
@@ -344,20 +351,26 @@ func (s *Server) addUser(opts *server.Options, want string) (account string, err
 		}
 		return globalAccount, nil
 	}
-	if s.user, err = nkeys.CreateUser(); err != nil {
-		return "", fmt.Errorf("embedded nats-server: make its user: %w", err)
-	}
-	public, err := s.user.PublicKey()
-	if err != nil {
-		return "", fmt.Errorf("embedded nats-server: make its user: %w", err)
-	}
-	opts.Nkeys = append(opts.Nkeys, &server.NkeyUser{
-		Nkey:                   public,
-		Account:                acc,
-		AllowedConnectionTypes: map[string]struct{}{jwt.ConnectionTypeInProcess: {}},
-	})
-	if opts.AuthCallout != nil {
-		opts.AuthCallout.AuthUsers = append(opts.AuthCallout.AuthUsers, public)
+	s.users = map[string]nkeys.KeyPair{}
+	for name, permissions := range o.Users {
+		pair, err := nkeys.CreateUser()
+		if err != nil {
+			return "", fmt.Errorf("embedded nats-server: make its user: %w", err)
+		}
+		public, err := pair.PublicKey()
+		if err != nil {
+			return "", fmt.Errorf("embedded nats-server: make its user: %w", err)
+		}
+		s.users[name] = pair
+		opts.Nkeys = append(opts.Nkeys, &server.NkeyUser{
+			Nkey:                   public,
+			Account:                acc,
+			Permissions:            permissions,
+			AllowedConnectionTypes: map[string]struct{}{jwt.ConnectionTypeInProcess: {}},
+		})
+		if opts.AuthCallout != nil {
+			opts.AuthCallout.AuthUsers = append(opts.AuthCallout.AuthUsers, public)
+		}
 	}
 	if acc == nil {
 		return globalAccount, nil

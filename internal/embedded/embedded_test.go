@@ -56,6 +56,9 @@ func start(t *testing.T, o Options) *Server {
 	if o.StoreDir == "" {
 		o.StoreDir = t.TempDir()
 	}
+	if o.Users == nil {
+		o.Users = map[string]*server.Permissions{all: nil}
+	}
 	s, err := Start(o)
 	if err != nil {
 		t.Fatal(err)
@@ -73,9 +76,12 @@ func shutdown(t *testing.T, s *Server) {
 	}
 }
 
+// all is a user who may do everything.
+const all = "all"
+
 func connect(t *testing.T, s *Server, opts ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := s.Connect(opts...)
+	nc, err := s.Connect(all, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +123,7 @@ func TestStartAndStopLeaveNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nc, err := s.Connect()
+		nc, err := s.Connect(all)
 		if err != nil {
 			t.Fatal(err)
 		}

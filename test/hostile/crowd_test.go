@@ -186,12 +186,12 @@ func (s *stage) waitAmongGhosts(ctx context.Context, t *tally) {
 // 30 s a second, which is more than 512 at a time. The forwards among the honest go
 // on meanwhile, as the histories show.
 func hungOwner(ctx context.Context, s *stage, t *tally) {
-	nc := s.connect(s.roles["holder"], name("hung"), t)
+	nc := s.connect(s.roles[ownerRole], name("hung"), t)
 	if nc == nil {
 		return
 	}
 	defer nc.Close()
-	if _, err := nc.Subscribe("dagnats.lease.inbox.hung.>", func(*nats.Msg) { t.end("swallowed") }); err != nil {
+	if _, err := nc.Subscribe("dagnats.lease.inbox."+ownerRole+".>", func(*nats.Msg) { t.end("swallowed") }); err != nil {
 		s.judge.found("harness", "the hung owner has no inbox: %v", err)
 		return
 	}
@@ -200,10 +200,10 @@ func hungOwner(ctx context.Context, s *stage, t *tally) {
 			var rev uint64
 			every(ctx, 3*time.Second, func() {
 				if rev != 0 {
-					rev = t.ask(nc, "renew", object{"key": "hung", "holder": "hung", "revision": rev, "ttl_ms": 10_000}, 5*time.Second).Revision
+					rev = t.ask(nc, "renew", object{"key": "hung", "holder": ownerRole, "revision": rev, "ttl_ms": 10_000}, 5*time.Second).Revision
 				}
 				if rev == 0 {
-					rev = t.ask(nc, "acquire", object{"key": "hung", "holder": "hung", "ttl_ms": 10_000}, 5*time.Second).Revision
+					rev = t.ask(nc, "acquire", object{"key": "hung", "holder": ownerRole, "ttl_ms": 10_000}, 5*time.Second).Revision
 				}
 			})
 			return

@@ -53,7 +53,7 @@ func keeperHolder(i int) string { return fmt.Sprintf("%sholder-%d", honestPrefix
 func (h *honest) start(ctx context.Context, s *stage) (wait func()) {
 	t := s.t
 	t.Helper()
-	holder := s.roles["holder"]
+	holder := s.roles[honestRole]
 	connect := func(i int) (*nats.Conn, error) {
 		return nats.Connect(strings.Join(s.urls, ","), options(holder, fmt.Sprintf("honest-%d", i))...)
 	}

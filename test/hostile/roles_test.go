@@ -48,8 +48,13 @@ func covers(outer, inner string) bool {
 // judgeRole is a user of the test's own that may do anything.
 var judgeRole = role{name: "judge", password: "judge-only", inbox: "_JUDGE"}
 
+// ownerRole is whom the permissions let take forwards, and honestRole stands for many of
+// these, one for each holder id of the honest: they are many and change, so one user has
+// the inboxes of all. No attacker is one of them.
+const ownerRole, honestRole = "worker-1", "honest"
+
 // shipped are the users of deploy/permissions.conf, and the text of it with their
-// passwords set and the judge as one more.
+// passwords set and the judge and the honest as two more.
 func shipped(t testing.TB) (roles map[string]role, conf string) {
 	t.Helper()
 	text, err := os.ReadFile("../../deploy/permissions.conf")
@@ -63,8 +68,13 @@ func shipped(t testing.TB) (roles map[string]role, conf string) {
 	if n := len(users.FindAll(set, -1)); n != 1 {
 		t.Fatalf("deploy/permissions.conf has %d lists of users, not one", n)
 	}
+	owner := regexp.MustCompile(`(?s)\{ user: ` + ownerRole + `,.*?\n    \} \}`).Find(set)
+	if owner == nil {
+		t.Fatalf("deploy/permissions.conf has no user %s", ownerRole)
+	}
+	honest := strings.ReplaceAll(strings.ReplaceAll(string(owner), "lease.inbox."+ownerRole+".>", "lease.inbox.*.>"), ownerRole, honestRole)
 	set = users.ReplaceAllFunc(set, func(list []byte) []byte {
-		return fmt.Appendf(nil, "%s\n    { user: %s, password: %q }", list, judgeRole.name, judgeRole.password)
+		return fmt.Appendf(nil, "%s\n    { user: %s, password: %q }\n    %s", list, judgeRole.name, judgeRole.password, honest)
 	})
 	file := filepath.Join(t.TempDir(), "permissions.conf")
 	if err := os.WriteFile(file, set, 0o600); err != nil {
@@ -86,7 +96,7 @@ func shipped(t testing.TB) (roles map[string]role, conf string) {
 		}
 		roles[r.name] = r
 	}
-	for _, name := range []string{"leased", "holder", "watcher"} {
+	for _, name := range []string{"leased", "leased-front", "leased-hop", "holder", ownerRole, "watcher"} {
 		if _, ok := roles[name]; !ok {
 			t.Fatalf("deploy/permissions.conf has no user %s", name)
 		}
@@ -98,7 +108,7 @@ func shipped(t testing.TB) (roles map[string]role, conf string) {
 // outsiders are the roles of people, the service's own aside.
 func outsiders(roles map[string]role) (all []role) {
 	for _, r := range roles {
-		if !strings.HasPrefix(r.name, "leased") {
+		if !strings.HasPrefix(r.name, "leased") && r.name != honestRole {
 			all = append(all, r)
 		}
 	}
@@ -116,7 +126,7 @@ func TestRoles(t *testing.T) {
 			t.Errorf("watcher may publish on %s", subject)
 		}
 	}
-	if !watcher.sends("api.leases.owner") || !leased.hears("api.leases.acquire") || watcher.hears(">") || watcher.hears("api.leases.*") {
+	if !watcher.sends("api.leases.owner") || !roles["leased-front"].hears("api.leases.acquire") || leased.hears("api.leases.acquire") || watcher.hears(">") || watcher.hears("api.leases.*") {
 		t.Errorf("the permissions are not read as they are written")
 	}
 }

@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -62,10 +63,20 @@ func newStage(t testing.TB, topology string, length time.Duration) *stage {
 	return s
 }
 
-// serviceUser are the flags with which an instance shows who it is.
+// serviceUser are the flags with which an instance shows who each of its connections is.
 func (s *stage) serviceUser() []string {
+	own := func(name string) string {
+		r := s.roles[name]
+		text, err := json.Marshal(map[string]string{"user": r.name, "password": r.password, "inbox_prefix": r.inbox})
+		file := filepath.Join(s.t.TempDir(), name+".json")
+		if err := errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
+			s.t.Fatal(err)
+		}
+		return file
+	}
 	r := s.roles["leased"]
-	return []string{"--user", r.name, "--password", r.password, "--inbox-prefix", r.inbox}
+	return []string{"--user", r.name, "--password", r.password, "--inbox-prefix", r.inbox,
+		"--front-context", own("leased-front"), "--hop-context", own("leased-hop")}
 }
 
 // options are those of a connection of r whose inboxes are told from all others by
