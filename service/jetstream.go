@@ -184,6 +184,9 @@ func readMessage(key string, reply *nats.Msg, err error, known Known) (Entry, er
 		default:
 			return Entry{}, fmt.Errorf("%w: %w", ErrNoAnswer, err)
 		}
+		if long.Message.Seq == 0 {
+			return Entry{}, fmt.Errorf("%w (STREAM.MSG.GET): a reply with neither a message nor an error", ErrNoAnswer)
+		}
 		hdr, err := nats.DecodeHeadersMsg(long.Message.Headers)
 		if err != nil && len(long.Message.Headers) > 0 {
 			hdr = nil

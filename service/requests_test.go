@@ -128,3 +128,36 @@ func TestAskEnds(t *testing.T) {
 		t.Errorf("%d requests are left", len(r.open))
 	}
 }
+
+// TestRepliesOfNothingAreNoAnswer: what is not of JetStream's contract says neither that a
+// key is free nor that a bucket has been seen whole.
+func TestRepliesOfNothingAreNoAnswer(t *testing.T) {
+	for _, body := range []string{`{}`, `{"held":false,"key":"k"}`, `{"stream":"KV_leases","seq":7}`, `{"message":{}}`, `null`, `[]`, ``, `{"message":{"seq":0}}`} {
+		if e, err := readMessage("k", &nats.Msg{Data: []byte(body)}, nil, nil); !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("%s: %+v, %v", body, e, err)
+		}
+	}
+	none := `{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error":{"code":404,"err_code":10037,"description":"no message found"}}`
+	for _, body := range []string{none, " " + none} {
+		if e, err := readMessage("k", &nats.Msg{Data: []byte(body)}, nil, nil); err != nil || e.Revision != 0 || e.Key != "k" {
+			t.Errorf("%s: %+v, %v", body, e, err)
+		}
+	}
+
+	// Somebody in the place of JetStream.
+	nc := testnats.Server(t, testnats.WithoutJetStream).Connect()
+	other := testnats.Connect(t, nc.ConnectedUrl())
+	if _, err := other.Subscribe("hub.API.CONSUMER.CREATE.>", func(m *nats.Msg) { m.Respond([]byte(`{"stream":"KV_leases","seq":7}`)) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	j, err := newJS(nc, "", "hub.API", &clock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&watcher{js: j}).create(t.Context(), "c", "_INBOX.x"); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("a consumer that was not made: %v", err)
+	}
+}

@@ -201,12 +201,16 @@ func (w *watcher) create(ctx context.Context, name, inbox string) (pending uint6
 		return 0, err
 	}
 	var reply struct {
+		Name       string `json:"name"`
 		NumPending uint64 `json:"num_pending"`
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := w.js.request(ctx, "CONSUMER.CREATE."+StreamName+"."+name, body, &reply); err != nil {
 		return 0, err
+	}
+	if reply.Name != name {
+		return 0, fmt.Errorf("%w (CONSUMER.CREATE): a reply about something else", ErrNoAnswer)
 	}
 	return reply.NumPending, nil
 }
