@@ -112,6 +112,7 @@ func TestWhoMayWhat(t *testing.T) {
 		"_INBOX_leased.a.b":                                "",
 		"_INBOX_leased.peers.a":                            "leased-front",
 		"_INBOX_leased_hop.a.b":                            "",
+		"_INBOX_leased_front.a.b":                          "",
 		"orders.new":                                       "",
 		"$SYS.REQ.SERVER.PING":                             "",
 	}
@@ -129,6 +130,7 @@ func TestWhoMayWhat(t *testing.T) {
 		"_INBOX_leased.>":                "leased",
 		"_INBOX_leased.peers.>":          "leased",
 		"_INBOX_leased_hop.>":            "leased-hop",
+		"_INBOX_leased_front.>":          "leased-front",
 		"dagnats.lease.changed.>":        lookers,
 		"dagnats.lease.changed.k":        lookers,
 		"dagnats.lease.inbox.>":          "",
@@ -578,8 +580,13 @@ func (s *site) lastSeq(t *testing.T) uint64 {
 	return info.State.Last
 }
 
-// inboxes: nobody reads the replies and acks of leased, or answers in the place of NATS.
+// inboxes: nobody reads the replies and acks of leased, or answers in the place of NATS,
+// and the connection that replies hears that nobody takes a reply.
 func (s *site) inboxes(t *testing.T) {
+	front := s.connect("leased-front", nats.CustomInboxPrefix("_INBOX_leased_front"))
+	if m, err := front.Request("_INBOX.caller.gone", nil, 10*time.Second); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("a reply that nobody takes: %+v, %v", m, err)
+	}
 	for _, role := range []string{"holder", "worker-1", "caller", "watcher", "operator", "leased-front", "leased-hop"} {
 		refused := make(chan string, 10)
 		nc := s.connect(role, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))

@@ -93,7 +93,8 @@ Logs go to stderr and hold no payloads and no secrets. Under systemd use Type=no
     leased serve
     leased serve --store-dir /var/lib/leased --nats-config /etc/leased/nats.conf
     leased serve --server nats://n1,nats://n2,nats://n3 --creds leased.creds --replicas 3
-    leased serve --context production`
+    leased serve --context production
+    leased serve --context store.json --front-context front.json --hop-context hop.json`
 }
 
 // Run serves until a signal ends it.
@@ -265,9 +266,16 @@ func (c *serveCmd) planEmbedded(given map[string]bool) (plan, error) {
 		return p, err
 	}
 	inbox := cmp.Or(c.InboxPrefix, "_INBOX_leased")
-	return plan{inside: o, users: c.users(inbox), nats: endpoint{
-		jsDomain: c.JSDomain, jsAPIPrefix: c.JSAPIPrefix, options: []nats.Option{nats.CustomInboxPrefix(inbox)}}}, nil
+	below := func(prefix string) endpoint {
+		return endpoint{jsDomain: c.JSDomain, jsAPIPrefix: c.JSAPIPrefix, options: []nats.Option{nats.CustomInboxPrefix(prefix)}}
+	}
+	return plan{inside: o, users: c.users(inbox), nats: below(inbox), as: map[metrics.Connection]endpoint{
+		metrics.Front: below(inbox + frontInboxes), metrics.Hop: below(inbox + hopInboxes),
+	}}, nil
 }
+
+// What the inbox prefixes of these connections to the NATS server inside end with.
+const frontInboxes, hopInboxes = "_front", "_hop"
 
 // users are what the connections to the NATS server inside may do, where its
 // configuration has users. The one that replies publishes where a caller says, and may
@@ -276,14 +284,14 @@ func (c *serveCmd) users(inbox string) map[string]*server.Permissions {
 	below := func(prefix string) string { return prefix + ".>" }
 	return map[string]*server.Permissions{
 		string(metrics.Front): {
-			Subscribe: &server.SubjectPermission{Allow: []string{below(c.APIPrefix), "$SRV.>"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{below(c.APIPrefix), "$SRV.>", below(inbox + frontInboxes)}},
 			Publish: &server.SubjectPermission{
 				Allow: append(slices.Clone(c.ReplyTo), below(inbox+"."+strings.TrimSuffix(service.PeersInbox, "."))),
 				Deny:  []string{below(c.APIPrefix), below(c.EventPrefix)},
 			},
 		},
 		string(metrics.Hop): {
-			Subscribe: &server.SubjectPermission{Allow: []string{below(inbox)}},
+			Subscribe: &server.SubjectPermission{Allow: []string{below(inbox + hopInboxes)}},
 			Publish:   &server.SubjectPermission{Allow: []string{below(c.EventPrefix + ".inbox")}},
 		},
 		string(metrics.Store): nil,

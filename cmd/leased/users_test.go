@@ -57,7 +57,7 @@ func TestUsersInside(t *testing.T) {
 	// micro answers $SRV by itself: permissions alone hold these.
 	admin := as("admin")
 	taps := make(chan string, 100)
-	for _, subject := range []string{"$KV.leases.>", "orders.>", "_INBOX_leased.x", "dagnats.lease.changed.>"} {
+	for _, subject := range []string{"$KV.leases.>", "orders.>", "_INBOX_leased.x", "_INBOX_leased_front.>", "dagnats.lease.changed.>"} {
 		if _, err := admin.Subscribe(subject, func(m *nats.Msg) { taps <- m.Subject + " " + string(m.Data) }); err != nil {
 			t.Fatal(err)
 		}
