@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,7 +90,7 @@ func Start(o Options) (*Service, error) {
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
 		Store: o.Store, Hop: o.Hop, Dial: o.Dial, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
-		EventPrefix: o.EventPrefix, MaxForwards: o.MaxForwards, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
+		APIPrefix: o.APIPrefix, EventPrefix: o.EventPrefix, MaxForwards: o.MaxForwards, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -100,6 +101,14 @@ func Start(o Options) (*Service, error) {
 		Queued:       s.leases.Queued,
 		HighestFence: s.leases.Fence,
 		ClockOffset:  s.leases.ClockOffset,
+		Listeners: func() (on []metrics.Subjects) {
+			for _, l := range s.leases.Listeners() {
+				if l.Others {
+					on = append(on, metrics.Subjects(l.On))
+				}
+			}
+			return on
+		},
 		Bucket: func() (metrics.BucketState, []metrics.Warning) {
 			h := s.leases.Health()
 			w := make([]metrics.Warning, len(h.Warnings))
@@ -210,10 +219,26 @@ func (s *Service) Ready() []Check {
 	if h.Reason != "" {
 		checks[3].Detail += ": " + h.Reason
 	}
+	checks = append(checks, s.alone())
 	for _, w := range h.Warnings {
 		checks = append(checks, Check{Name: w, OK: true, Warn: true, Detail: service.WarningText(w)})
 	}
 	return checks
+}
+
+// alone is the check that nobody else listens where only the service or an owner should.
+// It is a warning: what others answer cannot be kept from callers here.
+func (s *Service) alone() Check {
+	c := Check{Name: "alone", OK: true}
+	var details []string
+	for _, l := range s.leases.Listeners() {
+		c.Warn = c.Warn || l.Others
+		if l.Detail != "" {
+			details = append(details, l.On+": "+l.Detail)
+		}
+	}
+	c.Detail = strings.Join(details, "; ")
+	return c
 }
 
 func (s *Service) registered() bool {

@@ -123,6 +123,9 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 	for _, w := range Warnings() {
 		want[fmt.Sprintf("leased_bucket_warning{warning=%q}", w)] = 0
 	}
+	for _, on := range AllSubjects() {
+		want[fmt.Sprintf("leased_foreign_listener{on=%q}", on)] = 0
+	}
 	for _, c := range Connections() {
 		want[fmt.Sprintf("leased_nats_connected{connection=%q}", c)] = 0
 		want[fmt.Sprintf("leased_nats_reconnects_total{connection=%q}", c)] = 0

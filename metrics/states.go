@@ -43,6 +43,18 @@ const (
 // Warnings lists every Warning.
 func Warnings() []Warning { return []Warning{WarnAllowDirect, WarnRepublish, WarnReplicas} }
 
+// Subjects are those where nobody but the service, or an owner, should listen.
+type Subjects string
+
+// The subjects.
+const (
+	OnCalls   Subjects = "calls"
+	OnInboxes Subjects = "inboxes"
+)
+
+// AllSubjects lists every Subjects.
+func AllSubjects() []Subjects { return []Subjects{OnCalls, OnInboxes} }
+
 // Service is what the lease service tells about itself at a scrape. The
 // functions are called together, from any goroutine, and must not block; a nil
 // one leaves its series at 0.
@@ -52,6 +64,7 @@ type Service struct {
 	Queued       func() int           // writes that wait for their turn
 	HighestFence func() uint64        // highest revision known to be issued
 	ClockOffset  func() time.Duration // the NATS server's clock minus ours
+	Listeners    func() []Subjects    // where somebody else listens
 	Bucket       func() (BucketState, []Warning)
 }
 
@@ -117,7 +130,7 @@ type states struct {
 }
 
 type stateDescs struct {
-	held, waiters, queued, fence, offset, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
+	held, waiters, queued, fence, offset, listeners, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -130,6 +143,7 @@ func newStateDescs() stateDescs {
 		queued:     desc("leased_writes_queued", "Writes that wait in this instance for earlier ones to have their verdict."),
 		fence:      desc("leased_highest_fence", "Highest revision known to be issued; it must never fall."),
 		offset:     desc("leased_clock_offset_seconds", "The NATS server's clock minus this machine's; leases go by the server's."),
+		listeners:  desc("leased_foreign_listener", "1 while a stream or a subscription of somebody else covers the subjects of calls, or of owners' inboxes.", "on"),
 		bucket:     desc("leased_bucket_state", "1 for the present verdict on the bucket, 0 for the others; leases are granted in state sound only.", "state"),
 		warning:    desc("leased_bucket_warning", "1 for each setting of the bucket that should be mended.", "warning"),
 		ready:      desc("leased_ready", "1 while /readyz says ready."),
@@ -149,7 +163,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.listeners, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
 		ch <- desc
 	}
 }
@@ -170,6 +184,10 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(d.fence, float64(call(s.HighestFence)))
 	gauge(d.offset, call(s.ClockOffset).Seconds())
 
+	listeners := call(s.Listeners)
+	for _, on := range AllSubjects() {
+		gauge(d.listeners, number(slices.Contains(listeners, on)), string(on))
+	}
 	bucket, warnings := BucketUnseen, []Warning(nil)
 	if s.Bucket != nil {
 		bucket, warnings = s.Bucket()

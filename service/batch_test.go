@@ -38,7 +38,7 @@ func openBatching(t *testing.T) *Instance {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	i, err := Open(Options{Store: nc, Hop: nc, Replicas: 1, GroupCommit: true, EventPrefix: "dagnats.lease", MicroName: "m", Observer: openGuard{}, Logger: log})
+	i, err := Open(Options{Store: nc, Hop: nc, Replicas: 1, GroupCommit: true, APIPrefix: "api.leases", EventPrefix: "dagnats.lease", MicroName: "m", Observer: openGuard{}, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ type Options struct {
 	// JSDomain or JSAPIPrefix say where JetStream's API is, if not at $JS.API.
 	JSDomain, JSAPIPrefix string
 	Replicas              int    // of the bucket, when it is made: 1, 3 or 5
+	APIPrefix             string // "api.leases": the calls hang below it
 	EventPrefix           string // "dagnats.lease": changes and inboxes hang below it
 	// GroupCommit batches concurrent writes. It pays where the server flushes
 	// each write to disk (sync_interval always) and costs a little elsewhere.
@@ -41,12 +42,13 @@ type Instance struct {
 	*Leases
 	*Forwarder
 
-	id     string // random, names this instance to its peers
-	js     *js
-	keeper *keeper
-	stop   context.CancelFunc
-	done   sync.WaitGroup
-	end    func() // of the way to the leader, when nothing is written any more
+	id      string // random, names this instance to its peers
+	js      *js
+	keeper  *keeper
+	lookout *lookout
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+	end     func() // of the way to the leader, when nothing is written any more
 }
 
 // Open starts an instance. It returns at once; Health says how far it is.
@@ -78,6 +80,7 @@ func Open(o Options) (*Instance, error) {
 		Leases:    l,
 		Forwarder: &Forwarder{leases: l, nc: o.Hop, out: requests{nc: o.Hop}, inbox: o.EventPrefix + ".inbox", places: newPlaces(o.MaxForwards), obs: o.Observer},
 		id:        id, js: j, keeper: k, stop: stop,
+		lookout: newLookout(o.Hop, j, o.APIPrefix, o.EventPrefix+".inbox", o.Logger),
 	}
 	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id}
 	watchable := func() bool {
@@ -98,6 +101,7 @@ func Open(o Options) (*Instance, error) {
 	for _, run := range []func(context.Context){
 		k.run,
 		x.run,
+		i.lookout.run,
 		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
 	} {
 		i.done.Go(func() { run(ctx) })

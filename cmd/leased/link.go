@@ -18,6 +18,7 @@ import (
 
 	"github.com/leased/leased"
 	"github.com/leased/leased/metrics"
+	"github.com/leased/leased/service"
 )
 
 // links are the connections of the running service, one for each kind of
@@ -327,9 +328,12 @@ func (r *reporter) error(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
 		action, subject := violation(err)
-		if r.name == metrics.Front && action == "publish" {
+		switch {
+		case r.name == metrics.Front && action == "publish":
 			r.replyRefused(subject)
 			return
+		case action == "publish" && service.Lookout(subject):
+			return // the checks say so
 		}
 		r.metrics.ConnError(r.name, metrics.ConnPermission)
 		switch {
