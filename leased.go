@@ -99,6 +99,7 @@ func Start(o Options) (*Service, error) {
 		LeasesHeld:   func() int { return int(s.leases.Held()) },
 		Waiters:      s.leases.Waiting,
 		Queued:       s.leases.Queued,
+		Ends:         s.ends,
 		HighestFence: s.leases.Fence,
 		ClockOffset:  s.leases.ClockOffset,
 		Listeners: func() (on []metrics.Subjects) {
@@ -129,6 +130,16 @@ func Start(o Options) (*Service, error) {
 		}
 	}()
 	return s, nil
+}
+
+// ends is what has become of the leases that ran out.
+func (s *Service) ends() metrics.Ends {
+	e := s.leases.Ends()
+	within := make(map[float64]uint64, len(e.Within))
+	for i, n := range e.Within {
+		within[service.DelayBounds[i]] = n
+	}
+	return metrics.Ends{Waiting: e.Waiting, Late: e.Late, Unseen: e.Unseen, Told: e.Told, Delay: e.Delay.Seconds(), Within: within}
 }
 
 // watchConns keeps away until ctx is done. It may not ask a connection that is being

@@ -91,17 +91,21 @@ func ours(all map[string]float64) map[string]float64 {
 
 func TestEverySeriesIsThereAtZero(t *testing.T) {
 	want := map[string]float64{
-		"leased_panics_total":           0,
-		"leased_unlisted_replies_total": 0,
-		"leased_write_ambiguous_total":  0,
-		"leased_write_conflicts_total":  0,
-		"leased_leases_held":            0,
-		"leased_log_dropped_total":      0,
-		"leased_waiters":                0,
-		"leased_writes_queued":          0,
-		"leased_highest_fence":          0,
-		"leased_clock_offset_seconds":   0,
-		"leased_ready":                  0,
+		"leased_panics_total":                         0,
+		"leased_unlisted_replies_total":               0,
+		"leased_write_ambiguous_total":                0,
+		"leased_write_conflicts_total":                0,
+		"leased_leases_held":                          0,
+		"leased_log_dropped_total":                    0,
+		"leased_waiters":                              0,
+		"leased_writes_queued":                        0,
+		"leased_ends_waiting":                         0,
+		"leased_end_delay_seconds":                    0,
+		`leased_ends_untold_total{reason="too_late"}`: 0,
+		`leased_ends_untold_total{reason="unseen"}`:   0,
+		"leased_highest_fence":                        0,
+		"leased_clock_offset_seconds":                 0,
+		"leased_ready":                                0,
 		fmt.Sprintf("leased_build_info{goversion=%q,nats_server=%q,version=%q}", runtime.Version(), "2.15.3", "v1.2.3"): 1,
 	}
 	for _, row := range testRows() {
@@ -162,9 +166,12 @@ func TestCounting(t *testing.T) {
 	m.WriteConflict()
 	m.WriteAmbiguous()
 	m.SetService(Service{
-		LeasesHeld:   func() int { return 7 },
-		Waiters:      func() int { return 2 },
-		Queued:       func() int { return 3 },
+		LeasesHeld: func() int { return 7 },
+		Waiters:    func() int { return 2 },
+		Queued:     func() int { return 3 },
+		Ends: func() Ends {
+			return Ends{Waiting: 4, Late: 5, Unseen: 6, Told: 3, Delay: 2.5, Within: map[float64]uint64{1: 2, 3: 3}}
+		},
 		HighestFence: func() uint64 { return 1_700_000_000_000_001 },
 		ClockOffset:  func() time.Duration { return -1500 * time.Millisecond },
 		Bucket:       func() (BucketState, []Warning) { return BucketSound, []Warning{WarnReplicas, "\xff"} },
@@ -195,6 +202,10 @@ func TestCounting(t *testing.T) {
 		`leased_write_conflicts_total`:                                    1,
 		`leased_write_ambiguous_total`:                                    1,
 		`leased_leases_held`:                                              7,
+		`leased_ends_waiting`:                                             4,
+		`leased_ends_untold_total{reason="too_late"}`:                     5,
+		`leased_ends_untold_total{reason="unseen"}`:                       6,
+		`leased_end_delay_seconds`:                                        3,
 		`leased_waiters`:                                                  2,
 		`leased_writes_queued`:                                            3,
 		`leased_highest_fence`:                                            1_700_000_000_000_001,
@@ -202,10 +213,10 @@ func TestCounting(t *testing.T) {
 		`leased_bucket_state{state="sound"}`:                              1,
 		`leased_bucket_state{state="unseen"}`:                             0,
 		`leased_bucket_warning{warning="replicas"}`:                       1,
-		`leased_ready`: 1,
-		`leased_nats_connected{connection="hop"}`:        1,
-		`leased_nats_reconnects_total{connection="hop"}`: 4,
-		`leased_nats_dropped_total{connection="hop"}`:    5,
+		`leased_ready`:                                                    1,
+		`leased_nats_connected{connection="hop"}`:                         1,
+		`leased_nats_reconnects_total{connection="hop"}`:                  4,
+		`leased_nats_dropped_total{connection="hop"}`:                     5,
 	}
 	if diff := cmp.Diff(want, changed); diff != "" {
 		t.Errorf("what changed (-want +got):\n%s", diff)

@@ -61,11 +61,24 @@ func AllSubjects() []Subjects { return []Subjects{OnCalls, OnInboxes} }
 type Service struct {
 	LeasesHeld   func() int
 	Waiters      func() int
-	Queued       func() int           // writes that wait for their turn
+	Queued       func() int // writes that wait for their turn
+	Ends         func() Ends
 	HighestFence func() uint64        // highest revision known to be issued
 	ClockOffset  func() time.Duration // the NATS server's clock minus ours
 	Listeners    func() []Subjects    // where somebody else listens
 	Bucket       func() (BucketState, []Warning)
+}
+
+// Ends is what has become of the leases that ran out.
+type Ends struct {
+	Waiting int    // over, and not told yet
+	Late    uint64 // told by no event, because it took too long
+	Unseen  uint64 // perhaps told by no event
+	// Those this instance told: how many, how late all together in seconds, and how many
+	// at most so many seconds late.
+	Told   uint64
+	Delay  float64
+	Within map[float64]uint64
 }
 
 // SetService says whom to ask about the leases and their bucket.
@@ -130,7 +143,7 @@ type states struct {
 }
 
 type stateDescs struct {
-	held, waiters, queued, fence, offset, listeners, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
+	held, waiters, queued, ending, untold, delay, fence, offset, listeners, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -141,6 +154,9 @@ func newStateDescs() stateDescs {
 		held:       desc("leased_leases_held", "Leases in force, as this instance sees the bucket."),
 		waiters:    desc("leased_waiters", "Acquires that wait for a key to become free."),
 		queued:     desc("leased_writes_queued", "Writes that wait in this instance for earlier ones to have their verdict."),
+		ending:     desc("leased_ends_waiting", "Leases that are over and whose end is not told yet, as this instance sees it."),
+		untold:     desc("leased_ends_untold_total", "Ends of leases that no event told: too_late took too long, unseen perhaps was told while this instance did not follow the bucket. Every instance that saw the lease counts it.", "reason"),
+		delay:      desc("leased_end_delay_seconds", "How long after the end of a lease this instance wrote the event that tells it."),
 		fence:      desc("leased_highest_fence", "Highest revision known to be issued; it must never fall."),
 		offset:     desc("leased_clock_offset_seconds", "The NATS server's clock minus this machine's; leases go by the server's."),
 		listeners:  desc("leased_foreign_listener", "1 while a stream or a subscription of somebody else covers the subjects of calls, or of owners' inboxes.", "on"),
@@ -163,7 +179,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.fence, d.offset, d.listeners, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.ending, d.untold, d.delay, d.fence, d.offset, d.listeners, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
 		ch <- desc
 	}
 }
@@ -181,6 +197,11 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(d.held, float64(call(s.LeasesHeld)))
 	gauge(d.waiters, float64(call(s.Waiters)))
 	gauge(d.queued, float64(call(s.Queued)))
+	ends := call(s.Ends)
+	gauge(d.ending, float64(ends.Waiting))
+	ch <- prometheus.MustNewConstMetric(d.untold, prometheus.CounterValue, float64(ends.Late), "too_late")
+	ch <- prometheus.MustNewConstMetric(d.untold, prometheus.CounterValue, float64(ends.Unseen), "unseen")
+	ch <- prometheus.MustNewConstHistogram(d.delay, ends.Told, ends.Delay, ends.Within)
 	gauge(d.fence, float64(call(s.HighestFence)))
 	gauge(d.offset, call(s.ClockOffset).Seconds())
 

@@ -46,6 +46,7 @@ type Instance struct {
 	js      *js
 	keeper  *keeper
 	lookout *lookout
+	expirer *expirer
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	end     func() // of the way to the leader, when nothing is written any more
@@ -97,10 +98,10 @@ func Open(o Options) (*Instance, error) {
 			return nil, err
 		}
 	}
-	x := &expirer{leases: l, guard: k}
+	i.expirer = &expirer{leases: l, guard: k}
 	for _, run := range []func(context.Context){
 		k.run,
-		x.run,
+		i.expirer.run,
 		i.lookout.run,
 		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
 	} {
@@ -156,6 +157,9 @@ func (i *Instance) List(prefix, holder, after string, limit int) (leases []Lease
 
 // Held is how many leases the view knows that are not over.
 func (i *Instance) Held() int64 { return i.view.held.Load() }
+
+// Ends is what has become of the leases that ran out.
+func (i *Instance) Ends() Ends { return i.expirer.ends() }
 
 // Queued is how many writes wait for others to have their verdict.
 func (i *Instance) Queued() int { return i.js.queued() }

@@ -257,6 +257,10 @@ func (j *js) PutMany(ws []*Write, deadline time.Time) []PutResult {
 		start = j.group.startMany
 	}
 	return awaitAll(len(ws), func(done func(int, uint64, error)) {
+		if len(ws) > 0 && ws[0].Event == Expired { // as many as the expirer sees fit, and soon or not at all
+			start(ws, tryTime(deadline), done)
+			return
+		}
 		j.many.enter(len(ws), sendBy(deadline), func(from, to int) {
 			began := time.Now()
 			start(ws[from:to], tryTime(deadline), func(i int, rev uint64, err error) {

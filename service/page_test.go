@@ -118,7 +118,7 @@ func TestPagesWhileKeysComeAndGo(t *testing.T) {
 				if i := r.IntN(stay); r.IntN(4) == 0 {
 					taken(v, want[i], "h", 2*rev+uint64(w), now)
 				}
-				v.expire(now.Add(40 * time.Second)) // the freed ones leave the table
+				expireAll(v, now.Add(40*time.Second)) // the freed ones leave the table
 			}
 		})
 	}

@@ -33,6 +33,14 @@ type view struct {
 	held     atomic.Int64
 	highest  atomic.Uint64 // the highest fence ever seen, over all buckets
 
+	// othersTell is the local time at which another instance was last seen telling an
+	// end later than it would if it kept up.
+	othersTell atomic.Int64
+	waits      atomic.Int64  // leases that are over and whose end is not told yet
+	late       atomic.Uint64 // ends that were told by nobody, because it took too long
+	unseen     atomic.Uint64 // ends that may have been told by nobody, and the view cannot know
+	turn       atomic.Uint32 // the shard whose ends come next
+
 	// changed is called after a key's item changed, outside all locks.
 	changed func(key string, free bool)
 
@@ -43,7 +51,8 @@ type view struct {
 type shard struct {
 	mu sync.Mutex
 	table
-	due dueHeap
+	due   dueHeap
+	ready []uint32 // slots whose end is to be told now, in the order in which that came; those without flagReady are not any more
 }
 
 // shrink makes the shard anew when it holds far less than the most it held: tables
@@ -54,11 +63,15 @@ func (s *shard) shrink() {
 		return
 	}
 	old := s.table
-	s.table, s.due = table{seed: old.seed}, nil
+	s.table, s.due, s.ready = table{seed: old.seed}, nil, nil
 	for _, it := range old.all() {
 		key := string(old.key(it))
 		n, to := s.add(maphash.String(s.seed, key), key, string(old.holder(it)), string(old.meta(it)))
 		to.item = it.item
+		if it.is(flagReady) {
+			s.ready = append(s.ready, n)
+			continue
+		}
 		s.due = append(s.due, dueItem{it.sched, n})
 	}
 	heap.Init(&s.due)
@@ -81,12 +94,17 @@ type item struct {
 	horizon  int32 // ms after written; 0: none
 	ttl      int32 // ms
 	epoch    uint32
+	flags    uint16
 	event    uint8 // index in events
-	flags    uint8
 }
+
+// unscheduled is the sched of an item that no heap element stands for.
+const unscheduled = math.MaxInt64
 
 // events are those of a record, as an item has them.
 var events = [...]Event{Acquired, Renewed, Released, Expired}
+
+const eventExpired = 3 // in events
 
 const (
 	flagTomb    = 1 << iota
@@ -96,9 +114,14 @@ const (
 	flagCounted // counted in held
 	flagTelling // an expired event is being written
 	flagExact   // at is the message's own time
+	flagWaits   // counted in waits
+	flagReady   // in its shard's ready
+	flagAlone   // its event was refused among others: it is written by itself
+	flagTold    // nothing is left to tell
+	flagUntold  // nobody has told the end, and nobody will but who takes the key
 )
 
-func (i *item) is(f uint8) bool { return i.flags&f != 0 }
+func (i *item) is(f uint16) bool { return i.flags&f != 0 }
 
 func (i *item) isLease() bool { return i.flags&(flagTomb|flagForeign) == 0 }
 
@@ -127,6 +150,11 @@ func newView(c *clock, changed func(key string, free bool)) *view {
 
 // local is now as nanoseconds of the monotonic clock.
 func (v *view) local(now time.Time) int64 { return int64(now.Sub(v.start)) }
+
+// since is how long local time was before now.
+func (v *view) since(now time.Time, local int64) time.Duration {
+	return time.Duration(v.local(now) - local)
+}
 
 // place is the number of key's shard, and key's hash.
 func (v *view) place(key string) (shard int, hash uint64) {
@@ -339,6 +367,14 @@ func (v *view) put(key, holder, meta string, it *item) {
 		sh.mu.Unlock()
 		return
 	}
+	if old != nil {
+		v.settle(&old.item)
+		if it.event == eventExpired && !it.is(flagOwn) && old.isLease() && it.ended == old.rev {
+			if now := v.local(time.Now()); now-old.over > int64(tellOthers+tellSpread) {
+				v.othersTell.Store(now)
+			}
+		}
+	}
 	it.next = it.over
 	if it.isLease() {
 		it.flags |= flagCounted
@@ -378,6 +414,15 @@ func (v *view) uncount(i *item) {
 	}
 }
 
+// settle takes i off the leases whose end waits to be told, if it is one of them. Its
+// shard is locked.
+func (v *view) settle(i *item) {
+	if i.is(flagWaits) {
+		i.flags &^= flagWaits
+		v.waits.Add(-1)
+	}
+}
+
 // restart begins a new epoch: the consumer is gone and what follows may have
 // been missed. It returns the epoch of the next consumer.
 func (v *view) restart() uint32 {
@@ -387,8 +432,10 @@ func (v *view) restart() uint32 {
 }
 
 // completed says that the consumer of epoch has delivered all there was. What no
-// consumer of this epoch confirmed is no longer in the bucket.
+// consumer of this epoch confirmed is no longer in the bucket. If it was a lease that
+// is over, its end may have been told and the event be gone too.
 func (v *view) completed(epoch uint32) {
+	now := v.local(time.Now())
 	for i := range v.shards {
 		sh := &v.shards[i]
 		sh.mu.Lock()
@@ -396,7 +443,11 @@ func (v *view) completed(epoch uint32) {
 			if it.epoch >= epoch {
 				continue
 			}
+			if it.isLease() && !it.is(flagTold|flagUntold) && it.over <= now {
+				v.unseen.Add(1)
+			}
 			v.uncount(&it.item)
+			v.settle(&it.item)
 			sh.remove(n)
 		}
 		sh.shrink()
@@ -414,8 +465,9 @@ func (v *view) forget() {
 		sh.mu.Lock()
 		for _, it := range sh.all() {
 			v.uncount(&it.item)
+			v.settle(&it.item)
 		}
-		sh.table, sh.due = table{seed: v.seed}, nil
+		sh.table, sh.due, sh.ready = table{seed: v.seed}, nil, nil
 		sh.mu.Unlock()
 	}
 }
@@ -453,6 +505,13 @@ const (
 	// Nobody tells an expiry later than this: the tombstone of an instance that
 	// did may be gone by 32 s, and with it the proof that it was told.
 	tellUntil = 20 * time.Second
+	// What was told until then has been seen a moment later, and while its tombstone
+	// stands that nobody did can be proved.
+	tellSettled = 5 * time.Second
+	tellProved  = 30 * time.Second
+	// How long the key of an end that nobody told is kept, for the acquire that tells
+	// it.
+	tellKept = 2 * time.Minute
 )
 
 const (
@@ -470,48 +529,127 @@ const (
 type ended struct {
 	Entry
 	Extended bool // its message outlives it: the service has to end it
+	Alone    bool // not among others
+	over     int64
 }
 
-// expire moves every item forward whose time has come and returns the leases
-// whose end is to be told now.
-func (v *view) expire(now time.Time) (tell []ended) {
+// expireStep bounds how many items are moved while a shard is locked.
+const expireStep = 256
+
+// expire moves items of shard number i forward whose time has come; more says that
+// there are others. It waits for nobody: what is to be told now is ready for take.
+func (v *view) expire(i int, now time.Time) (more bool) {
+	sh, local := &v.shards[i], v.local(now)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for range expireStep {
+		if len(sh.due) == 0 || sh.due[0].at > local {
+			return false
+		}
+		d := heap.Pop(&sh.due).(dueItem)
+		it := sh.at(d.slot)
+		if it.key == 0 || it.sched != d.at {
+			continue
+		}
+		if it.next > local {
+			sh.schedule(d.slot, it)
+			continue
+		}
+		v.uncount(&it.item)
+		switch {
+		case !it.isLease(), local > it.over+int64(tellUntil) && !v.tooLate(&it.item, now):
+			v.settle(&it.item)
+			sh.remove(d.slot)
+			sh.shrink()
+			continue
+		case local > it.over+int64(tellUntil):
+		case it.next == it.over: // just ended
+			if !it.is(flagWaits) {
+				it.flags |= flagWaits
+				v.waits.Add(1)
+			}
+			it.next = it.over + int64(it.tellAfter())
+		case it.is(flagTelling):
+			it.next = local + int64(tellSpread)
+		default:
+			it.flags |= flagReady
+			it.sched = unscheduled
+			sh.ready = append(sh.ready, d.slot)
+			continue
+		}
+		sh.schedule(d.slot, it)
+	}
+	return true
+}
+
+// tooLate sees to a lease whose end nobody tells any more by an event: it waits until
+// what was told has been seen, and counts it if that is nothing. It reports whether the
+// key is kept, for the acquire that tells the end yet.
+func (v *view) tooLate(i *item, now time.Time) (kept bool) {
+	local := v.local(now)
+	switch settled := i.over + int64(tellUntil+tellSettled); {
+	case i.is(flagTold), i.is(flagUntold):
+		return false // its time is over
+	case local < settled:
+		i.next = settled
+		return true
+	case local > i.over+int64(tellProved), i.epoch != v.epoch.Load(), !v.fresh(now), !v.heardWithin(tellSettled-tellSettled/5, now):
+		v.unseen.Add(1)
+		return false
+	}
+	v.late.Add(1)
+	v.settle(i)
+	i.flags |= flagUntold
+	i.next = i.over + int64(tellKept)
+	return true
+}
+
+// take returns up to n leases whose end is to be told now, the first that came to that
+// first, shard by shard. The events of those that are not Extended are to be written
+// within tellWithin of now.
+func (v *view) take(now time.Time, n int) (tell []ended) {
 	local, fresh, epoch := v.local(now), v.fresh(now), v.epoch.Load()
-	heard := v.heardWithin(tellHeard-tellHeard/5, now) // still so in tell
-	for i := range v.shards {
-		sh := &v.shards[i]
+	heard := v.heardWithin(tellHeard-tellHeard/5, now) // before an item is looked at
+	others := v.othersTell.Load()
+	busy := others != 0 && local-others < int64(tellSpread)
+	share := max(1, n/len(v.shards))
+	for idle := 0; idle < len(v.shards) && len(tell) < n; {
+		sh := &v.shards[int(v.turn.Add(1))%len(v.shards)]
+		had := len(tell)
 		sh.mu.Lock()
-		for len(sh.due) > 0 && sh.due[0].at <= local {
-			d := heap.Pop(&sh.due).(dueItem)
-			it := sh.at(d.slot)
-			if it.key == 0 || it.sched != d.at {
+		for len(sh.ready) > 0 && len(tell)-had < share && len(tell) < n {
+			slot := sh.ready[0]
+			it := sh.at(slot)
+			tooLate := local > it.over+int64(tellUntil)
+			if it.is(flagReady) && !tooLate && (!fresh || it.horizon == 0 && !heard) {
+				break // soon after the next heartbeat: there may be many of them
+			}
+			sh.ready = sh.ready[1:]
+			if !it.is(flagReady) {
 				continue
 			}
-			if it.next > local {
-				sh.schedule(d.slot, it)
-				continue
-			}
-			v.uncount(&it.item)
+			it.flags &^= flagReady
 			switch {
-			case !it.isLease(), local > it.over+int64(tellUntil):
-				sh.remove(d.slot)
-				sh.shrink()
-				continue
-			case it.next == it.over: // just ended
-				it.next = it.over + int64(it.tellAfter())
-			case it.is(flagTelling):
-				it.next = local + int64(tellSpread)
-			case !fresh || it.epoch != epoch:
+			case tooLate:
+				it.next = local
+			case it.epoch != epoch:
 				it.next = local + int64(tellSpread/2)
-			case it.horizon == 0 && !heard:
-				it.next = local + int64(tellSpread/4) // soon after the next heartbeat
+			case busy && !it.is(flagOwn) && local-it.over < int64(tellUntil/2):
+				it.next = local + int64(tellSpread+rand.N(tellSpread)) // whose turn it was is at it
 			default:
 				it.flags |= flagTelling
 				it.next = local + int64(tellSpread)
-				tell = append(tell, ended{sh.entry(string(sh.key(it)), it), it.horizon != 0})
+				tell = append(tell, ended{sh.entry(string(sh.key(it)), it), it.horizon != 0, it.is(flagAlone), it.over})
 			}
-			sh.schedule(d.slot, it)
+			sh.schedule(slot, it)
+		}
+		if len(sh.ready) == 0 {
+			sh.ready = nil
 		}
 		sh.mu.Unlock()
+		if idle++; len(tell) > had {
+			idle = 0
+		}
 	}
 	return tell
 }
@@ -533,15 +671,20 @@ func (i *item) tellAfter() time.Duration {
 }
 
 // told reports how writing an expired event ended: done means that there is
-// nothing left to tell.
-func (v *view) told(key string, rev uint64, done bool) {
+// nothing left to tell, alone that it is to be written by itself.
+func (v *view) told(key string, rev uint64, done, alone bool) {
 	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
 	if it == nil || it.rev != rev {
 		return
 	}
 	it.flags &^= flagTelling
+	if alone {
+		it.flags |= flagAlone
+	}
 	if done {
+		v.settle(&it.item)
+		it.flags |= flagTold
 		it.next = it.over + int64(tellUntil) + 1 // kept until then as the key's past
 	}
 }

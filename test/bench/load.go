@@ -25,12 +25,13 @@ type cell struct {
 	P50        time.Duration      `json:"p50_ns"`
 	P99        time.Duration      `json:"p99_ns"`
 	Max        time.Duration      `json:"max_ns"`
-	CPUPer1k   float64            `json:"cpu_ms_per_1k_ops"`  // all server processes together
-	CPUByName  map[string]float64 `json:"cpu_ms_per_1k_by"`   // the same by kind of process
-	RSS        int64              `json:"rss_bytes"`          // all server processes together
-	RSSByName  map[string]int64   `json:"rss_bytes_by"`       // the same by kind of process
-	Held       int                `json:"held,omitempty"`     // leases held while the cell ran
-	Pages      int                `json:"pages,omitempty"`    // of lists, that were read meanwhile
+	CPUPer1k   float64            `json:"cpu_ms_per_1k_ops"` // all server processes together
+	CPUByName  map[string]float64 `json:"cpu_ms_per_1k_by"`  // the same by kind of process
+	RSS        int64              `json:"rss_bytes"`         // all server processes together
+	RSSByName  map[string]int64   `json:"rss_bytes_by"`      // the same by kind of process
+	Held       int                `json:"held,omitempty"`    // leases held while the cell ran
+	Pages      int                `json:"pages,omitempty"`   // of lists, that were read meanwhile
+	Ends       *ends              `json:"ends,omitempty"`
 	LoadCPU    float64            `json:"load_cpu_ms_per_1k"` // the generator's own
 	Foreign    float64            `json:"foreign_cpus"`       // CPUs that the rest of the machine used meanwhile: noise
 	Errors     int                `json:"errors"`             // operations that failed, not counted in Ops

@@ -39,7 +39,7 @@ type options struct {
 	callers                        []int
 	rounds                         int
 	warm, length, limit            time.Duration
-	conns, instances, held         int
+	conns, instances, held, ends   int
 	json                           bool
 	natsServer, leased, etcd       string
 	before                         string // an older leased, the target leased-before
@@ -47,7 +47,7 @@ type options struct {
 }
 
 // heavy workloads run only when they are named.
-var heavy = []string{"renew1m", "list1m", "restart"}
+var heavy = []string{"renew1m", "list1m", "expire300k", "restart"}
 
 func main() {
 	if len(os.Args) == 4 && os.Args[1] == "serve" {
@@ -132,6 +132,7 @@ func parseFlags(args []string) (options, error) {
 	f.DurationVar(&o.limit, "limit", time.Hour, "end of the whole run")
 	f.IntVar(&o.conns, "conns", 2, "NATS or etcd connections the callers share, at least one a server")
 	f.IntVar(&o.held, "held", 1_000_000, "leases held in renew1m, list1m and restart")
+	f.IntVar(&o.ends, "ends", 300_000, "leases that end within a second in expire300k")
 	f.IntVar(&o.instances, "instances", 1, "leased processes beside external servers")
 	f.BoolVar(&o.json, "json", false, "print JSON instead of tables")
 	f.StringVar(&o.natsServer, "nats-server", "", "nats-server to run (default: built, of the version in go.mod)")
@@ -202,7 +203,7 @@ func benchTopology(ctx context.Context, e *env, t topology, rep *report) error {
 		if !slices.Contains(e.opts.workloads, w.name) && !slices.Contains(e.opts.workloads, w.with) {
 			continue
 		}
-		if slices.Contains(heavy, w.name) || slices.Contains(heavy, w.with) {
+		if w.held == 0 && (slices.Contains(heavy, w.name) || slices.Contains(heavy, w.with)) {
 			w.held = e.opts.held
 		}
 		if last := len(todo) - 1; last >= 0 && w.group != "" && w.group == todo[last][0].group {
@@ -333,17 +334,20 @@ func benchLanes(ctx context.Context, e *env, t topology, callers int, lanes []la
 			}
 			var c cell
 			w, system := lanes[i].workload, lanes[i].run.system
-			if w.unit == nil {
+			switch {
+			case w.name == "restart":
 				c = restart(ctx, system)
-			} else {
+			case w.storm:
+				c = storm(ctx, lanes[i].run, callers, e.opts.ends)
+			default:
 				end := lanes[i].run.list(ctx, w.listers)
 				c = drive(ctx, callers, e.opts.warm, max(e.opts.length, w.length)/shorter, system.procs(), lanes[i].unit)
 				c.Pages = end()
 			}
 			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, lanes[i].run.target.name, round, w.held
 			rep.Cells = append(rep.Cells, c)
-			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s%s",
-				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError, pagesOf(c))
+			e.opts.logf("%-6s %-9s C=%-4d %-10s round %d: %8.0f ops/s  p50 %s  p99 %s  errors %d %s%s%v",
+				t.name, w.name, callers, c.Target, round+1, c.OpsPerSec, short(c.P50), short(c.P99), c.Errors, c.FirstError, pagesOf(c), c.Ends)
 		}
 	}
 	return nil

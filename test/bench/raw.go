@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -61,6 +62,8 @@ func startNATSSystem(ctx context.Context, e *env, t topology) (*natsSystem, erro
 	}
 	return &natsSystem{children: procs, ncs: ncs, conns: len(ncs), urls: urls}, nil
 }
+
+func (s *natsSystem) address() string { return strings.Join(s.urls, ",") }
 
 func (s *natsSystem) procs() []*child { return s.children }
 

@@ -173,6 +173,11 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 	for _, s := range r.Skipped {
 		fmt.Fprintf(w, "skipped: %s %s %s: %s\n", s.Topology, s.Workload, s.Target, s.Why)
 	}
+	for _, c := range r.Cells {
+		if c.Ends != nil {
+			fmt.Fprintf(w, "%s %s %s round %d:%v\n", c.Topology, c.Workload, c.Target, c.Round+1, c.Ends)
+		}
+	}
 	var tab *tabwriter.Writer
 	last := ""
 	for _, x := range r.Rows {

@@ -42,7 +42,8 @@ type workload struct {
 	// with is the workload whose contestants this one shares: it runs whenever that
 	// one does, in the same rounds.
 	with    string
-	listers int // who follow the pages of all leases meanwhile, and begin again
+	storm   bool // renewals are measured while many other leases end
+	listers int  // who follow the pages of all leases meanwhile, and begin again
 	unit    func(r *run, callers int) func(ctx context.Context, w *worker) error
 }
 
@@ -83,6 +84,8 @@ func workloads() []workload {
 		listOver("list1m", "", "nobody lists them", 0),
 		listOver("list1m-1", "list1m", "one lists them", 1),
 		listOver("list1m-64", "list1m", "64 list them", 64),
+		{name: "expire300k", about: "renew, while 300000 other leases (or as -ends says) end within a second", callers: []int{16}, held: 1_000, storm: true,
+			only: []string{"leased-before", "leased", "embedded"}, base: "leased"},
 		{name: "restart", about: "from SIGTERM to ready, leases held as in renew1m; p50 is the time", callers: []int{1},
 			only: []string{"leased-before", "leased", "embedded"}},
 	}
