@@ -379,6 +379,11 @@ func (s *sharer) take(ctx context.Context, key string) bool {
 		s.mu.Unlock()
 		if err != nil {
 			s.options.OnError(err)
+			// The event that told that it was lost came while its work was still ending.
+			select {
+			case s.wake <- struct{}{}:
+			default:
+			}
 		}
 	})
 	return true

@@ -273,6 +273,35 @@ func TestShardsWithALongTTL(t *testing.T) {
 	})
 }
 
+// TestShardTakenAgain: work that ends slowly after its key was evicted keeps the key from
+// being taken again until then, not until the next look, a third of the TTL later.
+func TestShardTakenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		ctx, leave := context.WithCancel(t.Context())
+		began := make(chan uint64, 10)
+		var shards sync.WaitGroup
+		shards.Go(func() {
+			_ = newClient(w.process(), Options{}).Shards(ctx, "g", []string{"k"}, ShardsOptions{
+				HoldOptions: HoldOptions{TTL: 10 * time.Minute},
+				Work: func(ctx context.Context, h *Hold) {
+					began <- h.Revision()
+					<-ctx.Done()
+					time.Sleep(5 * time.Second)
+				},
+			})
+		})
+		first := <-began
+		w.evict("k")
+		evicted := time.Now()
+		if second := <-began; second <= first || time.Since(evicted) > 7*time.Second {
+			t.Errorf("%d after %d, %v after the evict", second, first, time.Since(evicted))
+		}
+		leave()
+		shards.Wait()
+	})
+}
+
 // TestShardsWithOtherKeys: members of one group that share different keys. Nothing
 // stays without an owner that some member knows, and the difference is told.
 func TestShardsWithOtherKeys(t *testing.T) {
