@@ -260,7 +260,7 @@ func TestViewIsNoTruth(t *testing.T) {
 		return it.item, sh.entry("k", it)
 	}
 	before, e := shown()
-	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)})
+	a := i.prepare("k", Decision{Write: tombstone(&e, e.Revision, Released)}, 0)
 	if _, err := await(func(done func(uint64, error)) { i.js.StartPut(a.w, time.Now().Add(tryTimeout), done) }); err != nil {
 		t.Fatal(err)
 	}

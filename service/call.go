@@ -17,7 +17,8 @@ type Call struct {
 	ready  func(*Call)
 	told   atomic.Bool // ready was called
 
-	answered bool // res and err are the answer
+	round    round // of its write
+	answered bool  // res and err are the answer
 	res      Result
 	err      error
 	first    *attempt // the first write, with its verdict
@@ -52,23 +53,28 @@ func (c *Call) start() (waits bool) {
 		c.fail(err)
 		return false
 	}
+	if c.c.Op == OpAcquire && !l.enter(c.c.Key, nil, c) {
+		return true
+	}
 	if st, ok := l.guess(c.c); ok {
 		return c.decide(st, true)
 	}
+	seen := l.view.position.Load()
 	l.startRead(c.c.Key, func(e Entry, err error) {
-		c.step(func() bool { return c.looked(e, err) })
+		c.step(func() bool { return c.looked(e, seen, err) })
 	})
 	return true
 }
 
-// looked goes on with what was read, if that is all that has to be known.
-func (c *Call) looked(e Entry, err error) (waits bool) {
+// looked goes on with what was read, if that is all that has to be known. seen is how
+// far the bucket had been seen before.
+func (c *Call) looked(e Entry, seen uint64, err error) (waits bool) {
 	rethrow(err)
 	if err != nil {
 		c.l.Suspect(err)
 		return false
 	}
-	st, ask, err := c.l.judge(c.c, e)
+	st, ask, err := c.l.judge(c.c, e, seen)
 	if ask || err != nil {
 		return false
 	}
@@ -88,15 +94,51 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 	case l.lags(c.c, d):
 		return false
 	}
-	a := l.prepare(c.c.Key, d)
+	leads := false
+	switch c.c.Op {
+	case OpAcquire:
+		if leads = l.enter(c.c.Key, &c.round, c); !leads {
+			return true
+		}
+	case OpRelease, OpEvict: // they wait for nobody
+		leads = l.enter(c.c.Key, &c.round, nil)
+	}
+	a := l.prepare(c.c.Key, d, st.Seen)
 	a.sent = time.Now()
 	l.store.StartPut(a.w, a.deadline(c.began.Add(callBudget)), func(rev uint64, err error) {
+		var won *attempt
+		if leads {
+			defer func() { l.endRound(c.c.Key, &c.round, won) }()
+		}
 		c.step(func() bool {
 			c.wrote(a, rev, err)
+			if c.c.Op == OpAcquire && a.sure {
+				won = a
+			}
 			return false
 		})
 	})
 	return true
+}
+
+// came implements sitter.
+func (c *Call) came() time.Time { return c.began }
+
+// next implements sitter.
+func (c *Call) next(o outcome) {
+	c.step(func() bool {
+		res, ok := beaten(c.c, o.won)
+		switch {
+		case ok:
+			c.answered, c.res = true, res
+		case time.Since(c.began) >= callBudget: // Finish says so
+		case o.read:
+			return c.looked(o.Entry, o.seen, o.err)
+		default:
+			return c.start()
+		}
+		return false
+	})
 }
 
 // wrote takes the verdict on the first write.
@@ -105,7 +147,7 @@ func (c *Call) wrote(a *attempt, rev uint64, err error) {
 		c.fail(err)
 		return
 	}
-	a.rev, a.err = rev, c.l.verdict(a.w, err)
+	a.rev, a.err = rev, c.l.verdict(a, err)
 	a.sure = err == nil && c.l.Sure(c.bucket, a.before, rev)
 	c.first = a
 }
@@ -157,7 +199,7 @@ func (l *Leases) StartRenewals(holder string, ttl time.Duration, leases []KeyRev
 			continue
 		}
 		if d := Decide(st, c.c); d.Write != nil {
-			a := l.prepare(k.Key, d)
+			a := l.prepare(k.Key, d, st.Seen)
 			a.sent = at
 			sent, tries, writes = append(sent, c), append(tries, a), append(writes, a.w)
 		}

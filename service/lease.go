@@ -59,6 +59,9 @@ type State struct {
 	// nothing now or something older: the server removed it at its end. Nil when
 	// unknown.
 	Prior *Entry
+	// Seen is how far the bucket had been seen when this was found out: what the key
+	// got later has a higher revision. 0: it is not known.
+	Seen uint64
 }
 
 // Op is what a command wants.
@@ -91,7 +94,13 @@ type Command struct {
 	Revision uint64        // renew, release, evict, expire: the fence the caller knows
 	TTL      time.Duration // acquire, renew
 	Meta     string        // acquire: a text of the holder's that is shown with the lease
+	// Until is when the time of an acquire that waits in line is over: no lease is
+	// written for it then. Zero: it does not wait.
+	Until time.Time
 }
+
+// over says that the time to wait is over.
+func (c *Command) over(now time.Time) bool { return !c.Until.IsZero() && !now.Before(c.Until) }
 
 // Next is the one write a decision asks for. The store fills in times and nonce.
 type Next struct {

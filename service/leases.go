@@ -77,8 +77,9 @@ type Leases struct {
 	log   *slog.Logger
 	told  *handovers
 
-	reads [64]shared[Entry]
-	heads shared[Head]
+	reads  [64]shared[Entry]
+	heads  shared[Head]
+	rounds rounds
 
 	waiters *waiters
 	leave   sync.Once
@@ -110,12 +111,29 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 	guess, caught := first == nil, false
 	doubt := noDoubt
 	var refused []*attempt // of this call
-	for try := 0; ; try++ {
-		a := first
+	var shown outcome      // of the round it waited for
+	for {
+		a, conclude := first, l.conclude
 		first = nil
 		if a == nil {
-			st, guessed, err := l.state(ctx, c, guess, refused != nil)
-			guess = false
+			if res, ok := beaten(c, shown.won); ok {
+				if res.Kind == kinds.Denied && doubt == mayStillLand {
+					return Result{}, doubt.fail(errDenied)
+				}
+				return res, nil
+			}
+			if !shown.read {
+				leads, out, err := l.lineUp(ctx, c, began, nil)
+				if err != nil {
+					return Result{}, doubt.fail(err)
+				}
+				if shown = out; !leads {
+					guess = refused == nil
+					continue
+				}
+			}
+			st, guessed, err := l.state(ctx, c, guess && !c.over(time.Now()), refused != nil, shown)
+			guess, shown = false, outcome{}
 			if err != nil {
 				return Result{}, doubt.fail(err)
 			}
@@ -139,10 +157,24 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 				return Result{}, doubt.fail(errDenied)
 			case d.Write == nil:
 				return l.answer(c, st, d)
+			case c.over(time.Now()):
+				return Result{}, doubt.fail(errWaited)
 			}
-			a = l.prepare(c.Key, d)
+			t := &round{}
+			leads, out, err := l.lineUp(ctx, c, began, t)
+			if err != nil {
+				return Result{}, doubt.fail(err)
+			}
+			if !leads {
+				guess, shown = refused == nil, out
+				continue
+			}
+			a = l.prepare(c.Key, d, st.Seen)
+			conclude = func(ctx context.Context, c Command, a *attempt, bucket int64) (Result, error) {
+				return l.concludeRound(ctx, c, a, bucket, t)
+			}
 		}
-		res, err := l.conclude(ctx, c, a, bucket)
+		res, err := conclude(ctx, c, a, bucket)
 		if !errors.Is(err, ErrConflict) {
 			return res, doubt.fail(err)
 		}
@@ -152,7 +184,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 		if !isLate {
 			l.obs.Conflict()
 		}
-		if err := pause(ctx, try); err != nil {
+		if err := pause(ctx, len(refused)-1); err != nil {
 			if isLate {
 				err = late.cause
 			}
@@ -161,18 +193,19 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 	}
 }
 
-// verdict is err as a verdict on w. A leader that was deposed and does not know it
+// verdict is err as a verdict on a. A leader that was deposed and does not know it
 // yet refuses what the new one stores, and may be the first to answer when it comes
-// back: a refuser that knows less of the key than this instance proves nothing.
-func (l *Leases) verdict(w *Write, err error) error {
+// back. One who leads refuses by a message that came after what the write was decided
+// on: a refuser that names an older one proves nothing. What this instance has seen
+// since then does not count, for a key may have moved on meanwhile.
+func (l *Leases) verdict(a *attempt, err error) error {
 	var c *conflict
 	if !errors.As(err, &c) || c.last == nil {
 		return err
 	}
-	s, _ := l.view.get(w.Key, time.Now())
-	behind := *c.last < max(w.Expect, s.Revision)
+	behind := *c.last <= max(a.w.Expect, a.seen)
 	if *c.last == 0 { // it has nothing, as it should once the lease is over
-		behind = s.Live && s.Revision == w.Expect
+		behind = time.Now().Before(a.live)
 	}
 	if !behind {
 		return err
@@ -184,11 +217,17 @@ func (l *Leases) verdict(w *Write, err error) error {
 var errDeposed = errors.New("a leader that is behind refused it")
 
 // state is what c's key holds: as the view has it, if c may go by that and guess
-// says so, or as the leader shows it, whole with its nonce if it is asked for.
-func (l *Leases) state(ctx context.Context, c Command, guess, whole bool) (st State, guessed bool, err error) {
+// says so, or as the leader shows it, whole with its nonce if it is asked for. shown
+// may have what was read already.
+func (l *Leases) state(ctx context.Context, c Command, guess, whole bool, shown outcome) (st State, guessed bool, err error) {
 	if guess {
 		if st, ok := l.guess(c); ok {
 			return st, true, nil
+		}
+	}
+	if shown.read && shown.err == nil && !whole {
+		if st, err := l.weigh(ctx, c, shown.Entry, shown.seen); err == nil {
+			return st, false, nil
 		}
 	}
 	st, err = l.look(ctx, c, whole)
@@ -269,21 +308,23 @@ func (d doubt) fail(err error) error {
 // is as good as one decided on a read: its condition proves the guess right.
 func (l *Leases) guess(c Command) (State, bool) {
 	now := time.Now()
+	seen := l.view.position.Load()
 	s, ok := l.view.get(c.Key, now)
 	switch c.Op {
 	case OpAcquire:
 		if !l.view.fresh(now) {
 			return State{}, false
 		}
+		// Nothing seen: what is not a lease may be older than what the view keeps.
 		if !ok {
 			return State{Entry: Entry{Key: c.Key}}, true
 		}
 		if s.Tombstone && s.Unbroken && s.Record != nil {
-			return State{Entry: s.Entry}, true
+			return State{Entry: s.Entry, Seen: seen}, true
 		}
 	case OpRenew, OpRelease:
 		if ok && s.Live && s.Revision == c.Revision && s.Record.Holder == c.Holder {
-			return State{Entry: s.Entry}, true
+			return State{Entry: s.Entry, Seen: seen}, true
 		}
 	}
 	return State{}, false
@@ -319,11 +360,18 @@ func (l *Leases) lookOnce(ctx context.Context, c Command, whole bool) (State, er
 	if whole {
 		read = l.readWhole
 	}
+	seen := l.view.position.Load()
 	e, err := read(ctx, c.Key)
 	if err != nil {
 		return State{}, err
 	}
-	st, ask, err := l.judge(c, e)
+	return l.weigh(ctx, c, e, seen)
+}
+
+// weigh makes a state for c of what was read when the bucket had been seen up to
+// seen, and finds out whether the lease there is over.
+func (l *Leases) weigh(ctx context.Context, c Command, e Entry, seen uint64) (State, error) {
+	st, ask, err := l.judge(c, e, seen)
 	if !ask || err != nil {
 		return st, err
 	}
@@ -343,11 +391,11 @@ func (l *Leases) lookOnce(ctx context.Context, c Command, whole bool) (State, er
 	return st, nil
 }
 
-// judge makes a state for c of what was just read. ask says that the leader has to
+// judge makes a state for c of what was read, as weigh does. ask says that the leader has to
 // be asked where the bucket stands: the lease there may be over, or c would tell the
 // end of the one before and the view may not have seen the last of it.
-func (l *Leases) judge(c Command, e Entry) (st State, ask bool, err error) {
-	st.Entry = e
+func (l *Leases) judge(c Command, e Entry, seen uint64) (st State, ask bool, err error) {
+	st.Entry, st.Seen = e, seen
 	now := time.Now()
 	known, ok := l.view.get(e.Key, now)
 	switch {
@@ -425,7 +473,9 @@ type attempt struct {
 	d      Decision
 	rec    *Record
 	w      *Write
-	before uint64 // the highest fence seen before it was sent
+	before uint64    // the highest fence seen before it was sent
+	seen   uint64    // State.Seen of its decision
+	live   time.Time // until when the lease it replaces is certainly not over
 
 	sent time.Time // not zero: tried once, with this verdict
 	rev  uint64
@@ -450,15 +500,21 @@ func (a *attempt) deadline(end time.Time) time.Time {
 	return end
 }
 
-// prepare makes the write that d asks for.
-func (l *Leases) prepare(key string, d Decision) *attempt {
+// prepare makes the write that d asks for, decided when the bucket had been seen up
+// to seen.
+func (l *Leases) prepare(key string, d Decision, seen uint64) *attempt {
 	rec, w := l.compose(key, d.Write)
-	return &attempt{d: d, rec: rec, w: w, before: l.view.highest.Load()}
+	a := &attempt{d: d, rec: rec, w: w, before: l.view.highest.Load(), seen: seen}
+	now := time.Now()
+	if known, left := l.view.last(key, now); known == w.Expect {
+		a.live = now.Add(left)
+	}
+	return a
 }
 
 // write prepares and concludes.
 func (l *Leases) write(ctx context.Context, c Command, d Decision, bucket int64) (Result, error) {
-	return l.conclude(ctx, c, l.prepare(c.Key, d), bucket)
+	return l.conclude(ctx, c, l.prepare(c.Key, d, 0), bucket)
 }
 
 // conclude stores the write and makes the reply. ErrConflict means that nothing
@@ -469,6 +525,17 @@ func (l *Leases) conclude(ctx context.Context, c Command, a *attempt, bucket int
 		return Result{}, err
 	}
 	return l.settle(ctx, c, a, bucket, done)
+}
+
+// concludeRound is conclude in the round t.
+func (l *Leases) concludeRound(ctx context.Context, c Command, a *attempt, bucket int64, t *round) (Result, error) {
+	var won *attempt
+	defer func() { l.endRound(c.Key, t, won) }() // also after a panic
+	res, err := l.conclude(ctx, c, a, bucket)
+	if err == nil && c.Op == OpAcquire {
+		a.rev, won = res.Lease.Revision, a
+	}
+	return res, err
 }
 
 // settle makes the reply of a write that is stored, if the Guard lets it stand.
@@ -572,7 +639,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 				err = notStored(errTooLate) // it would most likely end as unknown
 			} else {
 				rev, err = await(func(done func(uint64, error)) { l.store.StartPut(w, deadline, done) })
-				err = l.verdict(w, err)
+				err = l.verdict(a, err)
 			}
 		}
 		switch {
@@ -619,7 +686,7 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 func (l *Leases) undo(ctx context.Context, c Command, rec *Record, done committed, cause error) error {
 	e := Entry{Key: c.Key, Revision: done.revision, At: done.acked, Record: rec}
 	if c.Op == OpAcquire {
-		back := l.prepare(c.Key, Decision{Write: tombstone(&e, done.revision, Released)})
+		back := l.prepare(c.Key, Decision{Write: tombstone(&e, done.revision, Released)}, 0)
 		if _, err := l.commit(ctx, OpRelease, back); err != nil {
 			return kinds.Errorf(kinds.Unknown, "%w, and the write could not be taken back", cause)
 		}
@@ -647,6 +714,10 @@ func leaseOf(r *Record, rev uint64, left time.Duration) Lease {
 	return Lease{Key: r.Key, Holder: r.Holder, Revision: rev, AcquiredAt: r.AcquiredAt, ExpiresAt: r.WrittenAt + Timestamp(r.TTLMillis),
 		TTL: r.TTL(), Left: left, Meta: r.Meta}
 }
+
+// errWaited is the answer of an acquire that waited and found nobody on the key when
+// its time was over.
+var errWaited = &kinds.Error{Kind: kinds.Unavailable, Text: "the time to wait was over when the key became free; send the same call again"}
 
 // errBudget is the cause of a context whose call took too long, errStopping of
 // one that ended because the service leaves.

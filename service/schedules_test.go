@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -34,7 +35,8 @@ type faultyStore struct {
 	rng     *lockedRand
 	log     *fault.Log
 	feeds   []func(Entry, time.Duration)
-	trouble int // percent of requests that something happens to
+	trouble int  // percent of requests that something happens to
+	names   bool // refusals name the last sequence, as a server's do
 
 	mu      sync.Mutex
 	crashes int
@@ -110,7 +112,11 @@ func (s *faultyStore) apply(w *Write) (uint64, error) {
 	if m := s.last(w.Key); m != nil {
 		last = m.entry.Revision
 	}
-	if last != w.Expect {
+	switch {
+	case last == w.Expect:
+	case s.names:
+		return 0, &conflict{&last, fmt.Errorf("wrong last sequence: %d", last)}
+	default:
 		return 0, ErrConflict
 	}
 	s.seq++
@@ -126,6 +132,19 @@ func (s *faultyStore) apply(w *Write) (uint64, error) {
 		feed(e, ttl)
 	}
 	return s.seq, nil
+}
+
+// before is what one who leads no longer has as the last of w's key, if it refuses w
+// for that.
+func (s *faultyStore) before(w *Write) (last uint64, refuses bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range slices.Backward(s.msgs[w.Key]) {
+		if m.entry.Revision != w.Expect {
+			return m.entry.Revision, true
+		}
+	}
+	return 1, w.Expect != 0
 }
 
 func (s *faultyStore) wait(ctx context.Context, d time.Duration) error {
@@ -186,14 +205,14 @@ func (s *faultyStore) put(w *Write, deadline time.Time) (uint64, error) {
 	case 4: // another write in flight, which fails
 		return 0, ErrConflict
 	case 6: // one who leads no longer refuses it first, and another stores it
+		behind, refuses := s.before(w)
 		if s.wait(ctx, there) == nil {
 			_, _ = s.apply(w)
 		}
-		if s.wait(ctx, 300*time.Millisecond) != nil { // as the checks allow
-			return 0, ErrNoVerdict
+		if s.wait(ctx, 300*time.Millisecond) != nil || !refuses { // as the checks allow
+			return noVerdict()
 		}
-		behind := uint64(1)
-		return 0, &conflict{&behind, fmt.Errorf("wrong last sequence: 1")}
+		return 0, &conflict{&behind, fmt.Errorf("wrong last sequence: %d", behind)}
 	case 5: // slow
 		there, back = s.rng.dur(900*time.Millisecond), s.rng.dur(600*time.Millisecond)
 	}
@@ -291,6 +310,7 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 	l := newLeases(front, openGuard{}, v, openGuard{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	feed := make(chan storedMsg, 1024)
 	epoch := v.restart()
+	v.position.Store(store.seq)
 	v.completed(epoch)
 	store.feeds = append(store.feeds, func(e Entry, ttl time.Duration) { feed <- storedMsg{entry: e, ttl: ttl} })
 	background.Go(func() {
@@ -323,7 +343,8 @@ func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRa
 	return l
 }
 
-// scheduled is one run in fake time: three instances, five clients, one key.
+// scheduled is one run in fake time: three instances, five clients, one key. In every
+// fifth they are a crowd, with hardly a pause between calls.
 func scheduled(t *testing.T, seed uint64) *fault.Run {
 	rng := &lockedRand{r: rand.New(rand.NewPCG(seed, 1))}
 	rec := fault.NewRecorder()
@@ -344,8 +365,12 @@ func scheduled(t *testing.T, seed uint64) *fault.Run {
 			}
 		})
 	}
-	for id := range 5 {
-		clients.Go(func() { scheduledClient(rec, rng, instances, id) })
+	n, pause := 5, 800*time.Millisecond
+	if seed%5 == 0 {
+		n, pause, store.names = 9, 20*time.Millisecond, true
+	}
+	for id := range n {
+		clients.Go(func() { scheduledClient(rec, rng, instances, id, pause) })
 	}
 	clients.Wait()
 	time.Sleep(6 * time.Second)
@@ -357,10 +382,10 @@ func scheduled(t *testing.T, seed uint64) *fault.Run {
 }
 
 // scheduledClient calls the instances at random for a while.
-func scheduledClient(rec *fault.Recorder, rng *lockedRand, instances []*Leases, id int) {
+func scheduledClient(rec *fault.Recorder, rng *lockedRand, instances []*Leases, id int, pause time.Duration) {
 	holder, rev, n := "", uint64(0), 0
 	for range 22 {
-		time.Sleep(rng.dur(800 * time.Millisecond))
+		time.Sleep(rng.dur(pause))
 		l := instances[rng.n(len(instances))]
 		op := fault.Op{Client: id, Key: "k"}
 		switch p := rng.n(100); {

@@ -201,15 +201,18 @@ func (v *view) known(key string, rev uint64, at time.Time) (e Entry, ok bool) {
 	return sh.entry(key, it), true
 }
 
-// left is a lower bound of what is left of key's lease, 0 when the view knows
-// of none.
-func (v *view) left(key string, now time.Time) time.Duration {
+// last is key's last known revision, 0 when nothing is known of it, and a lower bound
+// of what is left of the lease there, 0 when there is none.
+func (v *view) last(key string, now time.Time) (rev uint64, left time.Duration) {
 	sh, it := v.lock(key)
 	defer sh.mu.Unlock()
-	if it == nil || !it.isLease() {
-		return 0
+	switch {
+	case it == nil:
+		return 0, 0
+	case !it.isLease():
+		return it.rev, 0
 	}
-	return max(0, time.Duration(it.safe-v.local(now)))
+	return it.rev, max(0, time.Duration(it.safe-v.local(now)))
 }
 
 // fresh says that the view is complete and its consumer alive: a key it does

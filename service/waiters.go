@@ -199,7 +199,7 @@ func (w *waiters) armLocked(key string, l *line, left time.Duration) {
 			return
 		}
 		// Renewed meanwhile, as far as the view knows? Then it is not worth a read.
-		if left := w.view.left(key, time.Now()); left > 0 {
+		if _, left := w.view.last(key, time.Now()); left > 0 {
 			w.armLocked(key, l, left)
 			return
 		}
