@@ -175,7 +175,7 @@ func (x *expirer) tellMany(ctx context.Context, ends []ended, deadline time.Time
 		if d.Write == nil { // it is not over yet by the server's clock
 			continue
 		}
-		a := l.prepare(e.Key, d)
+		a := l.prepare(e.Key, d, 0)
 		a.sent = at
 		of, tries, writes = append(of, i), append(tries, a), append(writes, a.w)
 	}
@@ -184,7 +184,7 @@ func (x *expirer) tellMany(ctx context.Context, ends []ended, deadline time.Time
 	judged := false
 	for n, r := range results {
 		i, a := of[n], tries[n]
-		switch err := l.verdict(a.w, r.Err); {
+		switch err := l.verdict(a, r.Err); {
 		case err == nil:
 			// A tombstone stands whatever the Guard finds: it only has to hear of it.
 			if !judged && !l.Sure(bucket, a.before, r.Revision) {
