@@ -218,7 +218,7 @@ type Check struct {
 
 // Ready says what the service needs and whether it is there.
 func (s *Service) Ready() []Check {
-	h := s.leases.Health()
+	h, refused := s.leases.Health(), s.leases.Refused()
 	checks := []Check{
 		{Name: "connected", OK: s.front.IsConnected() && s.opts.Store.IsConnected() && s.opts.Hop.IsConnected()},
 		{Name: "registered", OK: s.registered()},
@@ -226,6 +226,7 @@ func (s *Service) Ready() []Check {
 		{Name: "bucket", OK: h.Verdict == service.Sound, Detail: string(h.Verdict)},
 		{Name: "leader", OK: h.Leader},
 		{Name: "view", OK: s.leases.Viewing()},
+		{Name: "writes", OK: refused == "", Detail: refused},
 	}
 	if h.Reason != "" {
 		checks[3].Detail += ": " + h.Reason
@@ -330,3 +331,6 @@ func (o observer) Conflict()                { o.m.WriteConflict() }
 func (o observer) NoVerdict()               { o.m.WriteAmbiguous() }
 func (o observer) ForwardAttempt(to string) { o.m.ForwardAttempt(metrics.Outcome(to)) }
 func (o observer) Change(event string)      { o.m.Change(metrics.Event(event)) }
+func (o observer) Refused()                 { o.m.WriteRefused() }
+func (o observer) UnknownAnswer()           { o.m.UnknownAnswer() }
+func (o observer) Panic()                   { o.m.Panic() }

@@ -88,6 +88,7 @@ type Metrics struct {
 
 	panics, unlisted                 prometheus.Counter
 	writeConflicts, writesWithoutAck prometheus.Counter
+	writesRefused, unknownAnswers    prometheus.Counter
 
 	build      Build
 	natsServer atomic.Pointer[string]
@@ -125,7 +126,7 @@ func New(rows []Endpoint, build Build) *Metrics {
 	}, []string{"endpoint"})
 	m.registry.MustRegister(durations, inFlight)
 
-	m.panics = m.counter("leased_panics_total", "Panics caught in handlers; each was answered internal and logged with its stack.")
+	m.panics = m.counter("leased_panics_total", "Panics caught, each logged with its stack: in a handler, which answered internal, or in a part of the service, which started again.")
 	m.unlisted = m.counter("leased_unlisted_replies_total", "Replies of a kind that their endpoint does not list: a bug in leased.")
 	for _, row := range rows {
 		m.endpoints[row.Name] = newEndpoint(row, replies, durations, inFlight, m.unlisted)
@@ -149,6 +150,9 @@ func New(rows []Endpoint, build Build) *Metrics {
 
 	m.writeConflicts = m.counter("leased_write_conflicts_total", "Writes that lost against another write of the same key.")
 	m.writesWithoutAck = m.counter("leased_write_ambiguous_total", "Tries of writes whose verdict did not come back in time; each is sent again, unchanged, or answered unknown.")
+
+	m.writesRefused = m.counter("leased_writes_refused_total", "Writes that JetStream refused for a reason that somebody has to mend: no storage left, an account limit, a setting of the bucket; each was answered unavailable.")
+	m.unknownAnswers = m.counter("leased_unknown_answers_total", "Errors that JetStream answered with a code that leased does not know; a write that met one counts as without a verdict.")
 
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -193,7 +197,7 @@ func (m *Metrics) Change(e Event) {
 	c.Inc()
 }
 
-// Panic counts a panic caught in a handler.
+// Panic counts a panic caught in a handler or in a part of the service.
 func (m *Metrics) Panic() { m.panics.Inc() }
 
 // WriteConflict counts a write that lost against another.
@@ -201,6 +205,12 @@ func (m *Metrics) WriteConflict() { m.writeConflicts.Inc() }
 
 // WriteAmbiguous counts a try of a write whose verdict did not come back in time.
 func (m *Metrics) WriteAmbiguous() { m.writesWithoutAck.Inc() }
+
+// WriteRefused counts a write that JetStream refused for a reason that lasts.
+func (m *Metrics) WriteRefused() { m.writesRefused.Inc() }
+
+// UnknownAnswer counts an error of JetStream that is not known.
+func (m *Metrics) UnknownAnswer() { m.unknownAnswers.Inc() }
 
 // ConnError counts what NATS reported on connection c.
 func (m *Metrics) ConnError(c Connection, e ConnError) {

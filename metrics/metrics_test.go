@@ -94,6 +94,8 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		"leased_panics_total":                         0,
 		"leased_unlisted_replies_total":               0,
 		"leased_write_ambiguous_total":                0,
+		"leased_writes_refused_total":                 0,
+		"leased_unknown_answers_total":                0,
 		"leased_write_conflicts_total":                0,
 		"leased_leases_held":                          0,
 		"leased_log_dropped_total":                    0,
@@ -165,6 +167,8 @@ func TestCounting(t *testing.T) {
 	m.Panic()
 	m.WriteConflict()
 	m.WriteAmbiguous()
+	m.WriteRefused()
+	m.UnknownAnswer()
 	m.SetService(Service{
 		LeasesHeld: func() int { return 7 },
 		Waiters:    func() int { return 2 },
@@ -201,6 +205,8 @@ func TestCounting(t *testing.T) {
 		`leased_panics_total`:                                             1,
 		`leased_write_conflicts_total`:                                    1,
 		`leased_write_ambiguous_total`:                                    1,
+		`leased_writes_refused_total`:                                     1,
+		`leased_unknown_answers_total`:                                    1,
 		`leased_leases_held`:                                              7,
 		`leased_ends_waiting`:                                             4,
 		`leased_ends_untold_total{reason="too_late"}`:                     5,

@@ -313,20 +313,10 @@ func (c *committer) alone(ps []*pendingWrite) {
 	}
 }
 
-// errBatchRefused says that nothing of a batch was stored because of the batch
-// itself: its writes may be tried in smaller ones.
+// errBatchRefused says that a batch was refused as such, or because there is no room for
+// all of it: its writes are tried alone. What of it was stored all the same is found by
+// their conditions.
 var errBatchRefused = errors.New("the batch was refused")
-
-// batchRefusals are the error codes of JetStream that mean just that.
-var batchRefusals = map[uint16]bool{
-	10174: true, // atomic publish is disabled
-	10175: true, // sequence is missing
-	10176: true, // incomplete and was abandoned
-	10177: true, // unsupported header used
-	10199: true, // batch is too large
-	10210: true, // too many in flight (atomic)
-	10211: true, // too many in flight
-}
 
 // putAll stores the writes of batch atomically and returns the revision of the
 // last; the others' are the numbers before it.

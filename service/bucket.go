@@ -396,7 +396,7 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	h := &Health{Leader: true, LastSeq: si.State.LastSeq, Checked: time.Now()}
 	var meta map[string]string
 	_ = json.Unmarshal(si.Config["metadata"], &meta)
-	h.Version = meta["_nats.ver"]
+	h.Version = si.version()
 	if reason := tooOld(h.Version); reason != "" {
 		h.Verdict, h.Reason = Unsupported, reason
 		return h
@@ -618,23 +618,28 @@ func holdOf(meta map[string]string, created time.Time) time.Time {
 // v is unknown. Before 2.11 there is no per-key TTL; 2.11.0-2.11.9 and 2.12.0
 // never expire a key while others are renewed.
 func tooOld(v string) string {
-	core, _, _ := strings.Cut(v, "-")
-	parts := strings.Split(core, ".")
-	if len(parts) != 3 {
-		return ""
-	}
-	var n [3]int
-	for i, p := range parts {
-		var err error
-		if n[i], err = strconv.Atoi(p); err != nil {
-			return ""
-		}
-	}
-	old := n[0] < 2 || n[0] == 2 && (n[1] < 11 || n[1] == 11 && n[2] < 10 || n[1] == 12 && n[2] == 0)
+	n, ok := release(v)
+	old := ok && (n[0] < 2 || n[0] == 2 && (n[1] < 11 || n[1] == 11 && n[2] < 10 || n[1] == 12 && n[2] == 0))
 	if !old {
 		return ""
 	}
 	return "nats-server " + v + " does not expire keys reliably; 2.11.10 or newer (not 2.12.0) is needed"
+}
+
+// release is a version's three numbers.
+func release(v string) (n [3]int, ok bool) {
+	core, _, _ := strings.Cut(v, "-")
+	parts := strings.Split(core, ".")
+	if len(parts) != 3 {
+		return n, false
+	}
+	for i, p := range parts {
+		var err error
+		if n[i], err = strconv.Atoi(p); err != nil {
+			return n, false
+		}
+	}
+	return n, true
 }
 
 // Fields of the configuration that may differ from ours.

@@ -65,6 +65,7 @@ func Open(o Options) (*Instance, error) {
 	if o.Dial != nil {
 		j.near = newNear(o.Store, o.Dial, o.Logger)
 	}
+	j.heard = hearer(o.Observer, o.Logger)
 	v := newView(c, nil)
 	if o.GroupCommit {
 		j.group = &committer{js: j, current: func(w *Write) bool {
@@ -135,6 +136,9 @@ func (i *Instance) Judged() <-chan struct{} { return i.keeper.first }
 
 // Health is the last judgement of the bucket.
 func (i *Instance) Health() Health { return *i.keeper.health.Load() }
+
+// Refused says why JetStream stores no write at the moment, "" while it does.
+func (i *Instance) Refused() string { return i.js.refused.text() }
 
 // Viewing says whether the view of the bucket is complete and its consumer alive.
 func (i *Instance) Viewing() bool { return i.view.fresh(time.Now()) }

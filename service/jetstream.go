@@ -35,33 +35,6 @@ const (
 	operationDel   = "DEL"
 )
 
-// JetStream's own error codes, as far as they mean something to the service.
-const (
-	codeNoLeader       = 10008 // cluster temporarily unavailable
-	codeStreamNotFound = 10059
-	codeNoMessage      = 10037
-	codeWrongLastSeq   = 10071 // the condition does not hold
-	codeInFlight       = 10164 // another write of this subject is being decided
-	codeStreamExists   = 10058
-	codeNoJetStream    = 10076
-	codeNoAccount      = 10039
-)
-
-// refusals are publish errors that prove that the message was not stored.
-// Anything not listed counts as no verdict.
-var refusals = map[uint16]bool{
-	codeNoLeader: true, codeStreamNotFound: true, codeNoJetStream: true, codeNoAccount: true,
-	10023: true, // insufficient resources
-	10047: true, // no memory resources available
-	10054: true, // message size exceeds maximum allowed
-	10060: true, // expected stream does not match
-	10109: true, // stream sealed
-	10165: true, // invalid per-message TTL
-	10166: true, // per-message TTL is disabled
-	10167: true, // ingest overflow
-	10028: true, // storage resources exceeded
-}
-
 // js is the bucket on one NATS connection, and for writes on another one where that is
 // a shorter way: the only place that publishes to it and reads from it. It implements
 // Store.
@@ -78,13 +51,19 @@ type js struct {
 	// key that holds nothing, its others, and those of PutMany, each kind by itself,
 	// so that none of them keeps the others waiting.
 	taking, changing, many *window
+	// refused is why no write can be stored at the moment; heard is told of each error
+	// that JetStream answers.
+	refused refusal
+	heard   func(a *errorAnswer, subject string)
+	// noRoom is the meaning of codeInsufficient, by the last look at the bucket.
+	noRoom atomic.Int32
 	// group batches writes if it is set and the bucket allows it (atomic).
 	group  *committer
 	atomic atomic.Bool
 }
 
 func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
-	j := &js{nc: nc, out: requests{nc: nc}, api: "$JS.API.", put: SubjectPrefix, clock: c, taking: newWindow(), changing: newWindow(), many: newWindow()}
+	j := &js{nc: nc, out: requests{nc: nc}, heard: func(*errorAnswer, string) {}, api: "$JS.API.", put: SubjectPrefix, clock: c, taking: newWindow(), changing: newWindow(), many: newWindow()}
 	switch {
 	case domain != "" && apiPrefix != "":
 		return nil, errors.New("a JetStream domain and an API prefix exclude each other")
@@ -106,13 +85,21 @@ func newJS(nc *nats.Conn, domain, apiPrefix string, c *clock) (*js, error) {
 type apiError = jetstream.APIError
 
 // request asks the JetStream API and decodes the reply into out. A refusal
-// comes back as *apiError, silence as ErrNoAnswer.
+// comes back as *errorAnswer, silence as ErrNoAnswer.
 func (j *js) request(ctx context.Context, subject string, body []byte, out any) error {
 	msg, err := j.out.ask(ctx, &nats.Msg{Subject: j.api + subject, Data: body})
 	if err != nil {
 		return fmt.Errorf("%w (%s): %w", ErrNoAnswer, subject, err)
 	}
-	return readReply(subject, msg.Data, out)
+	return j.noted(subject, readReply(subject, msg.Data, out))
+}
+
+// noted tells what JetStream answered, if err is that, and returns err.
+func (j *js) noted(subject string, err error) error {
+	if a, ok := errors.AsType[*errorAnswer](err); ok {
+		j.heard(a, subject)
+	}
+	return err
 }
 
 // readReply decodes a reply of the JetStream API to a request on subject.
@@ -124,7 +111,7 @@ func readReply(subject string, data []byte, out any) error {
 		return fmt.Errorf("%w (%s): unreadable reply: %w", ErrNoAnswer, subject, err)
 	}
 	if envelope.Error != nil {
-		return envelope.Error
+		return answeredWith(envelope.Error)
 	}
 	return json.Unmarshal(data, out)
 }
@@ -145,7 +132,10 @@ func codeOf(err error) uint16 {
 func (j *js) StartGet(key string, wait time.Duration, known Known, done func(Entry, error)) {
 	msg := &nats.Msg{Subject: j.api + "STREAM.MSG.GET." + StreamName, Data: getRequest(key)}
 	j.out.start(msg, wait, func(reply *nats.Msg, err error) {
-		done(caught(func() (Entry, error) { return readMessage(key, reply, err, known) }))
+		done(caught(func() (Entry, error) {
+			e, err := readMessage(key, reply, err, known)
+			return e, j.noted("STREAM.MSG.GET", err)
+		}))
 	})
 }
 
@@ -344,7 +334,17 @@ func (j *js) publish(way *requests, msg *nats.Msg, wait time.Duration, batch int
 		if j.near != nil && (errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) && wait >= tryTimeout/2) {
 			j.near.lost(way.nc)
 		}
-		done(caught(func() (uint64, error) { return verdict(reply, err, batch) }))
+		done(caught(func() (uint64, error) {
+			seq, err := verdict(reply, err, batch, meaning(j.noRoom.Load()))
+			if err == nil {
+				j.refused.stored()
+				return seq, nil
+			}
+			if lasts(err) {
+				j.refused.note(err)
+			}
+			return seq, j.noted(aWrite, err)
+		}))
 	})
 }
 
@@ -354,7 +354,7 @@ func (j *js) send(ctx context.Context, way *requests, msg *nats.Msg, batch int) 
 }
 
 // verdict reads what came back of a write.
-func verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
+func verdict(reply *nats.Msg, err error, batch int, noRoom meaning) (uint64, error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, nats.ErrNoResponders),
@@ -383,16 +383,7 @@ func verdict(reply *nats.Msg, err error, batch int) (uint64, error) {
 	case ack.Error == nil:
 		return ack.Seq, nil
 	}
-	switch code := uint16(ack.Error.ErrorCode); {
-	case code == codeWrongLastSeq || code == codeInFlight:
-		return 0, &conflict{lastIn(ack.Error.Description), ack.Error}
-	case batch > 0 && batchRefusals[code]:
-		return 0, fmt.Errorf("%w: %w", errBatchRefused, ack.Error)
-	case refusals[code]:
-		return 0, notStored(ack.Error)
-	default:
-		return 0, fmt.Errorf("%w: %w", ErrNoVerdict, ack.Error)
-	}
+	return 0, answeredWith(ack.Error).verdict(batch, noRoom)
 }
 
 // lastIn is the sequence that a refusal for the wrong last one names in its text,
@@ -444,6 +435,28 @@ type streamInfo struct {
 	Now time.Time `json:"ts"`
 }
 
+// version is that of the server that leads the stream, "" if it does not say.
+func (si *streamInfo) version() string {
+	var meta map[string]string
+	_ = json.Unmarshal(si.Config["metadata"], &meta)
+	return meta["_nats.ver"]
+}
+
+// noRoom is what it means that a server has no room for a write. Of several replicas the
+// one that leads hands over to another, which may have some; before 2.12 the others could
+// store what it refused.
+func (si *streamInfo) noRoom() meaning {
+	n, ok := release(si.version())
+	switch {
+	case si.Cluster == nil || string(si.Config["num_replicas"]) == "1":
+		return lasting
+	case !ok || n[0] < 2 || n[0] == 2 && n[1] < 12:
+		return doubtful
+	default:
+		return passing
+	}
+}
+
 // errNoLeader says that a follower answered for a leader that is not there.
 var errNoLeader = fmt.Errorf("%w: the stream has no leader", ErrNoAnswer)
 
@@ -461,6 +474,7 @@ func (j *js) info(ctx context.Context) (*streamInfo, error) {
 		return nil, errNoLeader
 	}
 	j.clock.sample(sent, time.Now(), si.Now)
+	j.noRoom.Store(int32(si.noRoom()))
 	if j.near != nil {
 		var s seat
 		if si.Cluster != nil {

@@ -59,6 +59,9 @@ type Observer interface {
 	NoVerdict()            // a write got no verdict and is sent again
 	ForwardAttempt(string) // outcome of one attempt, one of the Attempt constants
 	Change(event string)   // a change the view saw: an Event, or "foreign"
+	Refused()              // JetStream refused a write for a reason that lasts
+	UnknownAnswer()        // JetStream answered an error that the service does not know
+	Panic()                // a part of the service panicked and starts again
 }
 
 // Limits on the time one lease call may take.
@@ -660,7 +663,9 @@ func (l *Leases) commit(ctx context.Context, op Op, a *attempt) (committed, erro
 		case errors.Is(err, ErrNoVerdict):
 			open, last = true, err
 			l.obs.NoVerdict()
-		default:
+		case lasts(err) && !open:
+			return committed{}, callError(ctx, err)
+		case last == nil || !errors.Is(err, errTooLate): // else what came before says more
 			last = err
 		}
 		l.Suspect(last)

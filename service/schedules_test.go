@@ -299,6 +299,9 @@ func (openGuard) Conflict()                              {}
 func (openGuard) NoVerdict()                             {}
 func (openGuard) ForwardAttempt(_ string)                {}
 func (openGuard) Change(_ string)                        {}
+func (openGuard) Refused()                               {}
+func (openGuard) UnknownAnswer()                         {}
+func (openGuard) Panic()                                 {}
 
 // newScheduled makes an instance that writes to front and follows store, as late
 // as its trouble makes it.
