@@ -58,7 +58,7 @@ var table = []Row{
 		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
 		lease: func(r *request) (service.Command, bool) { return acquire(r), r.Wait == 0 },
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
-			return s.leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), r.park))
+			return s.leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), service.CallerOf(r.reply), r.park))
 		},
 	},
 	{
