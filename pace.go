@@ -21,9 +21,9 @@ type pace struct {
 }
 
 const (
-	paceShare   = 10                     // a tenth of the time
+	paceShare   = 20                     // a twentieth of the time
 	paceBurst   = 200 * time.Millisecond // of work after a pause
-	paceWait    = 2 * time.Second        // for one's turn
+	paceWait    = 3 * time.Second        // for one's turn
 	paceWaiting = 256                    // calls that wait for it
 )
 

@@ -17,7 +17,7 @@ import (
 func TestPace(t *testing.T) {
 	for _, callers := range []int{1, 64} {
 		synctest.Test(t, func(t *testing.T) {
-			const work, length = 3 * time.Millisecond, 20 * time.Second
+			const work, length = 2 * time.Millisecond, 20 * time.Second
 			p := newPace()
 			ctx, cancel := context.WithTimeout(t.Context(), length)
 			defer cancel()

@@ -17,8 +17,9 @@ const (
 	tellers   = 2
 	tellLeast = 16
 	tellMost  = maxBatch
-	soonTold  = 10 * time.Millisecond
-	slowTold  = 30 * time.Millisecond
+	soonTold  = 5 * time.Millisecond
+	usualMost = 50 * time.Millisecond // for tellLeast: more is due to others' writes, or to a server that is far away
+	slowTold  = 20 * time.Millisecond
 	// expiryWriters bounds the ends that are written by themselves at a time.
 	expiryWriters = 32
 )
@@ -83,7 +84,7 @@ func (x *expirer) run(ctx context.Context) {
 // teller tells what is ready, each time that it is woken.
 func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan struct{}, wg *sync.WaitGroup) {
 	v, n := x.leases.view, tellLeast
-	var usual time.Duration // for tellLeast
+	usual := usualMost // for tellLeast
 	for {
 		select {
 		case <-ctx.Done():
@@ -112,7 +113,7 @@ func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan s
 			}
 			took := x.tellMany(ctx, together, now.Add(tellWithin)) + x.tellMany(ctx, extended, time.Now().Add(tryTimeout))
 			if n == tellLeast {
-				usual = took
+				usual = min(took, usualMost, usual+usual/1024) // what it was when least was to do, of late
 			}
 			switch {
 			case took > usual+slowTold:
