@@ -112,7 +112,7 @@ func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan s
 				}
 			}
 			took := x.tellMany(ctx, together, now.Add(tellWithin)) + x.tellMany(ctx, extended, time.Now().Add(tryTimeout))
-			if n == tellLeast {
+			if n == tellLeast && took > 0 {
 				usual = min(took, usualMost, usual+usual/1024) // what it was when least was to do, of late
 			}
 			switch {
