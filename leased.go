@@ -20,38 +20,6 @@ import (
 	"github.com/leased/leased/service"
 )
 
-// Defaults of Options.
-const (
-	DefaultAPIPrefix   = "api.leases"
-	DefaultEventPrefix = "dagnats.lease"
-	DefaultMaxInFlight = 4096
-	DefaultMaxForwards = 512
-)
-
-// Options of a Service.
-type Options struct {
-	// Front receives requests and sends replies and is used for nothing else:
-	// all its subscriptions belong to the micro service.
-	Front *nats.Conn
-	// Store reads and writes the bucket (but see Dial), Hop carries forwards to owners. Both
-	// are made with nats.ReconnectBufSize(-1).
-	Store, Hop *nats.Conn
-	// Dial makes one more connection like Store: over it writes go straight to the
-	// server that leads the bucket's stream, where Store goes to another one of its
-	// cluster. nil: they go over Store.
-	Dial                  func(...nats.Option) (*nats.Conn, error)
-	JSDomain, JSAPIPrefix string
-	Replicas              int    // of the bucket when the service makes it: 1, 3 or 5
-	APIPrefix             string // "api.leases"
-	EventPrefix           string // "dagnats.lease"
-	GroupCommit           bool   // batch writes: for servers that flush each one to disk
-	MaxInFlight           int    // calls being answered, forwards aside; over it busy
-	MaxForwards           int    // forwards being answered; over it busy
-	Version               string // semantic version, without a leading v
-	Logger                *slog.Logger
-	Metrics               *metrics.Metrics
-}
-
 // Service is a running lease service.
 type Service struct {
 	opts    Options
@@ -81,6 +49,10 @@ type Service struct {
 // Start begins to serve and returns at once, also when NATS is not reachable
 // or cannot keep leases: it goes on trying, and Ready tells how far it is.
 func Start(o Options) (*Service, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
 	rows, err := contracts()
 	if err != nil {
 		return nil, err

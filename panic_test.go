@@ -42,7 +42,13 @@ func (l *logged) WithAttrs([]slog.Attr) slog.Handler { return l }
 func (l *logged) WithGroup(string) slog.Handler      { return l }
 
 // panics is every line about one, decoded.
-func (l *logged) panics(t *testing.T) (all []map[string]any) {
+func (l *logged) panics(t *testing.T) []map[string]any {
+	t.Helper()
+	return slices.DeleteFunc(l.lines(t, slog.LevelError), func(line map[string]any) bool { return line["msg"] != "a handler panicked" })
+}
+
+// lines is every line of a level, decoded.
+func (l *logged) lines(t *testing.T, level slog.Level) (all []map[string]any) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +57,7 @@ func (l *logged) panics(t *testing.T) (all []map[string]any) {
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {
 			t.Fatal(err)
 		}
-		if fields["msg"] == "a handler panicked" {
+		if fields["level"] == level.String() {
 			all = append(all, fields)
 		}
 	}

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -58,9 +57,6 @@ func Open(o Options) (*Instance, error) {
 	j, err := newJS(o.Store, o.JSDomain, o.JSAPIPrefix, c)
 	if err != nil {
 		return nil, err
-	}
-	if o.Replicas < 1 {
-		return nil, errors.New("replicas must be 1, 3 or 5")
 	}
 	if o.Dial != nil {
 		j.near = newNear(o.Store, o.Dial, o.Logger)

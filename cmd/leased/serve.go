@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,27 +140,22 @@ func (p plan) endpoint(name metrics.Connection) endpoint {
 	return p.nats
 }
 
-var (
-	subjectPrefix = regexp.MustCompile(`^[^\s.*>$][^\s.*>]*(\.[^\s.*>]+)*$`)
-	replicas      = map[int]bool{1: true, 3: true, 5: true}
-)
-
 // plan checks the flags, each alone and all together, and opens nothing.
 func (c *serveCmd) plan(given map[string]bool) (plan, error) {
-	if !replicas[c.Replicas] {
-		return plan{}, usagef("--replicas %d: must be 1, 3 or 5", c.Replicas)
+	if err := leased.CheckReplicas(c.Replicas); err != nil {
+		return plan{}, usagef("--replicas %d: %w", c.Replicas, err)
 	}
 	for flag, n := range map[string]int{"--max-in-flight": c.MaxInFlight, "--max-forwards": c.MaxForwards} {
-		if n < 1 || n > 1_000_000 {
-			return plan{}, usagef("%s %d: must be 1 to 1000000", flag, n)
+		if err := leased.CheckLimit(n); err != nil {
+			return plan{}, usagef("%s %d: %w", flag, n, err)
 		}
 	}
 	if c.GroupCommit != "auto" && c.GroupCommit != "on" && c.GroupCommit != "off" {
 		return plan{}, usagef("--group-commit %q: must be on, off or auto", c.GroupCommit)
 	}
 	for flag, prefix := range map[string]string{"--api-prefix": c.APIPrefix, "--event-prefix": c.EventPrefix} {
-		if !subjectPrefix.MatchString(prefix) || len(prefix) > 128 {
-			return plan{}, usagef("%s %q: must be a subject of at most 128 bytes, without wildcards and not beginning with $", flag, prefix)
+		if err := leased.CheckPrefix(prefix); err != nil {
+			return plan{}, usagef("%s %q: %w", flag, prefix, err)
 		}
 	}
 	if c.HTTPListen != "" {
