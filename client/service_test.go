@@ -10,11 +10,13 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/leased/leased/internal/testnats"
 	"github.com/leased/leased/service/kinds"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
 
@@ -30,6 +32,8 @@ func TestService(t *testing.T) {
 		"a paused holder":          testPaused,
 		"election":                 testElection,
 		"forward":                  testForward,
+		"an owner that is behind":  testOwnerBehind,
+		"an evict":                 testEvict,
 		"shards":                   testShards,
 		"a late write":             testLateWrite,
 		"giving up leaves nothing": testGivingUp,
@@ -474,6 +478,116 @@ func testForward(t *testing.T, url string) {
 	}
 	if _, err := send(""); kinds.Of(err) != kinds.OwnerUnavailable {
 		t.Error("nobody listens:", err)
+	}
+}
+
+// testOwnerBehind: a burst of forwards that an owner cannot keep up with does not
+// keep it from those that come after.
+func testOwnerBehind(t *testing.T, url string) {
+	owner, k, me := connect(t, url), key(t), NewHolder("owner")
+	var dropped atomic.Int32
+	in, err := owner.Inbox(me, InboxOptions{Concurrency: 1, OnError: func(err error) {
+		if errors.Is(err, context.DeadlineExceeded) {
+			dropped.Add(1)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	h, err := owner.Hold(t.Context(), k, HoldOptions{Holder: me})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var runs atomic.Int32
+	if err := in.Serve(h, func(_ context.Context, r Request) []byte {
+		runs.Add(1)
+		if left := time.Until(r.Deadline); left <= 0 || left > time.Second {
+			t.Errorf("begun %v before its sender gives up", left)
+		}
+		time.Sleep(500 * time.Millisecond)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c := connect(t, url)
+	var burst sync.WaitGroup
+	for range 40 {
+		burst.Go(func() {
+			_, _ = c.Forward(t.Context(), ForwardRequest{Key: k, Timeout: time.Second})
+		})
+	}
+	burst.Wait()
+	testnats.Eventually(t, 20*time.Second, func() bool {
+		_, err := c.Forward(t.Context(), ForwardRequest{Key: k, Timeout: time.Second})
+		return err == nil
+	}, "the owner to be of use again")
+	if n := runs.Load(); n > 8 || dropped.Load() < 30 {
+		t.Errorf("%d handlers were begun, %d requests dropped", n, dropped.Load())
+	}
+	if err := h.Resign(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// testEvict: the old holder and the new one hardly act at the same time, though the
+// next renewal is minutes away.
+func testEvict(t *testing.T, url string) {
+	a, b, k := connect(t, url), connect(t, url), key(t)
+	h, err := a.Hold(t.Context(), k, HoldOptions{TTL: 10 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Evict(t.Context(), k, h.Revision()); err != nil {
+		t.Fatal(err)
+	}
+	next, err := b.Hold(t.Context(), k, HoldOptions{TTL: 10 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-h.Context().Done():
+		if cause := context.Cause(h.Context()); kinds.Of(cause) != kinds.Lost || !strings.Contains(cause.Error(), "was evicted") {
+			t.Error(cause)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it acts on")
+	}
+	_ = h.Resign(t.Context())
+	if err := next.Check(); err != nil {
+		t.Error(err)
+	}
+	_ = next.Resign(t.Context())
+}
+
+// TestSmallMaxPayload: more leases of one holder than a request, or its reply, has
+// room for.
+func TestSmallMaxPayload(t *testing.T) {
+	n := testnats.Server(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
+	testnats.Leased(t, "serve", "--server="+n.URL, "--http-listen=127.0.0.1:0")
+	c := New(n.Connect(), Options{})
+	leases := make([]Lease, 600)
+	var all sync.WaitGroup
+	for from := range 20 {
+		all.Go(func() {
+			for i := from; i < len(leases); i += 20 {
+				r, err := c.Acquire(t.Context(), AcquireRequest{Key: fmt.Sprint("small-", i), Holder: "many", TTL: time.Minute, Meta: strings.Repeat("<", 512)})
+				if err != nil {
+					t.Error(err)
+				}
+				leases[i] = r.Lease
+			}
+		})
+	}
+	all.Wait()
+	out, err := c.RenewMany(t.Context(), "many", time.Minute, leases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range out {
+		if o.Err != nil || o.Revision <= leases[i].Revision {
+			t.Fatalf("%d: %+v", i, o)
+		}
 	}
 }
 
