@@ -229,7 +229,11 @@ func (ep *endpoint) reply(in incoming, a answer) {
 		msg = a.message(in.reply)
 	}
 	ep.finish(in.received, a)
-	if err := ep.s.front.PublishMsg(msg); err != nil {
+	send := ep.s.front.PublishMsg
+	if a.unheard != nil {
+		send = func(msg *nats.Msg) error { return ep.s.heard.Send(msg, a.unheard) }
+	}
+	if err := send(msg); err != nil {
 		ep.s.log.Warn("a reply could not be sent", "endpoint", ep.Name, "kind", string(a.kind), "error", err)
 	}
 }

@@ -35,6 +35,9 @@ type answer struct {
 	counts []kinds.Kind
 	body   []byte
 	text   string // the sentence of an error
+	// unheard is called if nobody hears it and NATS knows that; nil: it does not matter.
+	// It must not block.
+	unheard func()
 }
 
 // request is one decoded request.

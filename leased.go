@@ -29,6 +29,7 @@ type Service struct {
 	log     *slog.Logger
 
 	replies     replySubjects
+	heard       *service.Replies // those that are of use only if somebody hears them
 	quick, slow *limit
 	workers     *workers
 	lists       *pace
@@ -57,7 +58,7 @@ func Start(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o), lists: newPace(),
+	s := &Service{opts: o, front: o.Front, metrics: o.Metrics, log: o.Logger, replies: newReplySubjects(o), heard: service.NewReplies(o.Front), lists: newPace(),
 		quick: &limit{places: int64(o.MaxInFlight), bytes: callBytes}, slow: &limit{places: int64(o.MaxForwards), bytes: forwardBytes}, joined: make(chan struct{}), workers: newWorkers(), helpers: make(chan struct{}, helpersOfRenewMany)}
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
@@ -153,6 +154,9 @@ func (s *Service) join(ctx context.Context, rows []contract) error {
 		return ctx.Err()
 	case <-s.leases.Judged():
 	case <-time.After(joinAfter):
+	}
+	if err := s.heard.Listen(); err != nil {
+		return err
 	}
 	svc, err := micro.AddService(s.front, micro.Config{
 		Name:        MicroName,
@@ -278,10 +282,10 @@ func (s *Service) drainRequests(ctx context.Context) error {
 	if !s.front.IsConnected() {
 		return nil
 	}
-	// All subscriptions of this connection are micro's; nats.go takes each off
-	// the list when its queue is empty.
+	// All subscriptions of this connection but one are micro's; nats.go takes each
+	// off the list when its queue is empty.
 	gone := time.Now().Add(time.Second)
-	for s.front.NumSubscriptions() > 0 {
+	for s.front.NumSubscriptions() > 1 {
 		if s.front.IsConnected() {
 			gone = time.Now().Add(time.Second)
 		} else if time.Now().After(gone) {
@@ -300,6 +304,7 @@ func (s *Service) drainRequests(ctx context.Context) error {
 type observer struct{ m *metrics.Metrics }
 
 func (o observer) Conflict()                { o.m.WriteConflict() }
+func (o observer) TakenBack()               { o.m.TakenBack() }
 func (o observer) NoVerdict()               { o.m.WriteAmbiguous() }
 func (o observer) ForwardAttempt(to string) { o.m.ForwardAttempt(metrics.Outcome(to)) }
 func (o observer) Change(event string)      { o.m.Change(metrics.Event(event)) }

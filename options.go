@@ -23,8 +23,9 @@ const (
 // Options of a Service. The three connections are needed; what else is zero has its
 // default.
 type Options struct {
-	// Front receives requests and sends replies and is used for nothing else:
-	// all its subscriptions belong to the micro service.
+	// Front receives requests and sends replies and is used for nothing else: all its
+	// subscriptions belong to the micro service, but one, where NATS says that nobody
+	// heard a reply.
 	Front *nats.Conn
 	// Store reads and writes the bucket (but see Dial), Hop carries forwards to owners. Both
 	// are made with nats.ReconnectBufSize(-1).

@@ -85,6 +85,16 @@ func (s *Service) leaseAnswer(r service.Result, err error) (answer, error) {
 		r.Lease.Meta = ""
 		a = leaseReply(r)
 	}
+	if r.Waited {
+		a.unheard = func() {
+			s.workers.run(func() {
+				_ = s.safely("acquire", func() error {
+					s.leases.TakeBack(s.callCtx, r.Lease)
+					return nil
+				})
+			})
+		}
+	}
 	return a, nil
 }
 

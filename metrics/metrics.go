@@ -87,6 +87,7 @@ type Metrics struct {
 	connErrors map[Connection]map[ConnError]prometheus.Counter
 
 	panics, unlisted                 prometheus.Counter
+	takenBack                        prometheus.Counter
 	writeConflicts, writesWithoutAck prometheus.Counter
 	writesRefused, unknownAnswers    prometheus.Counter
 
@@ -151,6 +152,7 @@ func New(rows []Endpoint, build Build) *Metrics {
 	m.writeConflicts = m.counter("leased_write_conflicts_total", "Writes that lost against another write of the same key.")
 	m.writesWithoutAck = m.counter("leased_write_ambiguous_total", "Tries of writes whose verdict did not come back in time; each is sent again, unchanged, or answered unknown.")
 
+	m.takenBack = m.counter("leased_grants_taken_back_total", "Leases granted to acquires that had waited and taken back at once, because NATS said that nobody heard the reply.")
 	m.writesRefused = m.counter("leased_writes_refused_total", "Writes that JetStream refused for a reason that somebody has to mend: no storage left, an account limit, a setting of the bucket; each was answered unavailable.")
 	m.unknownAnswers = m.counter("leased_unknown_answers_total", "Errors that JetStream answered with a code that leased does not know; a write that met one counts as without a verdict.")
 
@@ -208,6 +210,9 @@ func (m *Metrics) WriteAmbiguous() { m.writesWithoutAck.Inc() }
 
 // WriteRefused counts a write that JetStream refused for a reason that lasts.
 func (m *Metrics) WriteRefused() { m.writesRefused.Inc() }
+
+// TakenBack counts a grant that was taken back because nobody heard it.
+func (m *Metrics) TakenBack() { m.takenBack.Inc() }
 
 // UnknownAnswer counts an error of JetStream that is not known.
 func (m *Metrics) UnknownAnswer() { m.unknownAnswers.Inc() }

@@ -97,6 +97,7 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		"leased_writes_refused_total":                 0,
 		"leased_unknown_answers_total":                0,
 		"leased_write_conflicts_total":                0,
+		"leased_grants_taken_back_total":              0,
 		"leased_leases_held":                          0,
 		"leased_log_dropped_total":                    0,
 		"leased_waiters":                              0,
@@ -166,6 +167,7 @@ func TestCounting(t *testing.T) {
 	m.ConnError("\xff", "\xff")
 	m.Panic()
 	m.WriteConflict()
+	m.TakenBack()
 	m.WriteAmbiguous()
 	m.WriteRefused()
 	m.UnknownAnswer()
@@ -204,6 +206,7 @@ func TestCounting(t *testing.T) {
 		`leased_nats_errors_total{connection="store",error="permission"}`: 1,
 		`leased_panics_total`:                                             1,
 		`leased_write_conflicts_total`:                                    1,
+		`leased_grants_taken_back_total`:                                  1,
 		`leased_write_ambiguous_total`:                                    1,
 		`leased_writes_refused_total`:                                     1,
 		`leased_unknown_answers_total`:                                    1,
@@ -279,7 +282,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		"unlisted": func() { e.Reply(kinds.Forwarded, 300*time.Microsecond) },
 		"change":   func() { m.Change(Renewed) },
 		"attempt":  func() { m.ForwardAttempt(AttemptForwarded) },
-		"write":    func() { m.WriteConflict() },
+		"write":    func() { m.WriteConflict(); m.TakenBack() },
 	} {
 		if n := testing.AllocsPerRun(1000, f); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)

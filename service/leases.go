@@ -32,6 +32,9 @@ type Lease struct {
 type Result struct {
 	Kind  kinds.Kind
 	Lease Lease
+	// Waited says that the lease was written for an acquire that had to wait, whose
+	// caller may be gone.
+	Waited bool
 }
 
 // Guard says what the bucket allows at the moment.
@@ -57,6 +60,7 @@ type Guard interface {
 type Observer interface {
 	Conflict()             // a write lost a race and the key is looked at again
 	NoVerdict()            // a write got no verdict and is sent again
+	TakenBack()            // a grant that nobody heard was taken back
 	ForwardAttempt(string) // outcome of one attempt, one of the Attempt constants
 	Change(event string)   // a change the view saw: an Event, or "foreign"
 	Refused()              // JetStream refused a write for a reason that lasts
@@ -560,7 +564,7 @@ func (l *Leases) settle(ctx context.Context, c Command, a *attempt, bucket int64
 	if left <= 0 {
 		return Result{}, kinds.Errorf(kinds.Unknown, "the lease was written but its time was over before the verdict came back")
 	}
-	return Result{Kind: d.Kind, Lease: leaseOf(rec, done.revision, left)}, nil
+	return Result{Kind: d.Kind, Lease: leaseOf(rec, done.revision, left), Waited: !c.Until.IsZero()}, nil
 }
 
 // Slack of stored TTLs, beyond what has to be outlived.

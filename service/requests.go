@@ -52,16 +52,10 @@ func (r *requests) start(msg *nats.Msg, wait time.Duration, done func(*nats.Msg,
 		e = &exchange{}
 	}
 	r.mu.Lock()
-	if r.prefix == "" {
-		prefix := newInbox(r.nc, "") + "."
-		if _, err := r.nc.Subscribe(prefix+"*", r.deliver); err != nil {
-			r.mu.Unlock()
-			done(nil, err)
-			return 0
-		}
-		var seed [32]byte
-		crand.Read(seed[:]) // never fails
-		r.prefix, r.ids, r.open = prefix, rand.NewChaCha8(seed), make(map[uint64]*exchange)
+	if err := r.listen(); err != nil {
+		r.mu.Unlock()
+		done(nil, err)
+		return 0
 	}
 	for id = r.ids.Uint64(); r.open[id] != nil; {
 		id = r.ids.Uint64()
@@ -82,6 +76,21 @@ func (r *requests) start(msg *nats.Msg, wait time.Duration, done func(*nats.Msg,
 		}
 	}
 	return id
+}
+
+// listen subscribes to the replies, once. r.mu is held.
+func (r *requests) listen() error {
+	if r.prefix != "" {
+		return nil
+	}
+	prefix := newInbox(r.nc, "") + "."
+	if _, err := r.nc.Subscribe(prefix+"*", r.deliver); err != nil {
+		return err
+	}
+	var seed [32]byte
+	crand.Read(seed[:]) // never fails
+	r.prefix, r.ids, r.open = prefix, rand.NewChaCha8(seed), make(map[uint64]*exchange)
+	return nil
 }
 
 // ask is start for who can wait: until ctx is done.

@@ -148,7 +148,7 @@ func beaten(c Command, won *attempt) (res Result, ok bool) {
 	if left <= 0 {
 		return Result{}, false
 	}
-	res = Result{kinds.Denied, leaseOf(won.rec, won.rev, left)}
+	res = Result{Kind: kinds.Denied, Lease: leaseOf(won.rec, won.rev, left)}
 	if won.rec.Holder == c.Holder {
 		res.Kind = kinds.Granted
 	}

@@ -297,6 +297,7 @@ func (openGuard) Sure(int64, uint64, uint64) bool        { return true }
 func (openGuard) Suspect(error)                          {}
 func (openGuard) Conflict()                              {}
 func (openGuard) NoVerdict()                             {}
+func (openGuard) TakenBack()                             {}
 func (openGuard) ForwardAttempt(_ string)                {}
 func (openGuard) Change(_ string)                        {}
 func (openGuard) Refused()                               {}

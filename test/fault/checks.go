@@ -2,6 +2,7 @@ package fault
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -189,12 +190,22 @@ func (r *Run) windows() map[string][]window {
 		}
 		return start, found
 	}
+	// unheard says whether op is told of a lease that an acquire may have got that waited
+	// and had no reply: its holder must renew before it acts, for the grant may be on its
+	// way back.
+	unheard := func(op *Op) bool {
+		e := r.Log.bySeq[op.Got.Rev]
+		return e != nil && r.Clock.At(e.Time) < op.Start && slices.ContainsFunc(lost[holderKey{op.Key, op.Holder}], func(l *Op) bool {
+			return l.Call == Acquire && l.Wait > 0 && l.Start < op.Start
+		})
+	}
 	for i := range r.Ops {
 		op := &r.Ops[i]
 		if op.Got.Rev == 0 {
 			continue
 		}
 		switch {
+		case op.Call == Acquire && op.Outcome == OK && unheard(op):
 		case op.Call == Acquire && op.Outcome == OK:
 			// It may be told of its own renewal whose reply was lost.
 			start, _ := earliest(op, op.Holder, firstOK[op.Key][op.Got.Rev].start)

@@ -159,7 +159,8 @@ func (r *Run) ended(e *Entry) time.Time {
 // takenBack finds the acquire that wrote e, or the lease that e released, and was
 // answered unavailable: the service could not make sure that the bucket was still
 // the one it knew and took the lease back before it answered. Others may have
-// seen it meanwhile, which the operations returned stand for.
+// seen it meanwhile, which the operations returned stand for. Or the acquire waited and
+// its caller heard nothing: then the service may have released what nobody took.
 func (r *Run) takenBack(e *Entry, ops []Op) []Op {
 	lease := e.Seq
 	if e.Record.Event == evReleased {
@@ -178,6 +179,12 @@ func (r *Run) takenBack(e *Entry, ops []Op) []Op {
 		in := func(o *Entry) bool {
 			at := r.Clock.At(o.Time)
 			return o.Record.Holder == op.Holder && at > op.Start-int64(wallSlack) && at < op.End+int64(wallSlack)
+		}
+		if op.Call == Acquire && op.Wait > 0 && op.Outcome == Unknown && pair[1] == e &&
+			e.Record.Holder == op.Holder && r.Clock.At(pair[0].Time) > op.Start-int64(wallSlack) {
+			gave := op
+			gave.Call, gave.Revision, gave.End = Release, lease, max(op.End, r.Clock.At(e.Time)+int64(wallSlack))
+			return []Op{gave}
 		}
 		if op.Call == Acquire && op.Kind == kinds.Unavailable && in(pair[0]) && in(pair[1]) {
 			took, gave := op, op
