@@ -75,6 +75,7 @@ func Start(o Options) (*Service, error) {
 		Ends:         s.ends,
 		HighestFence: s.leases.Fence,
 		ClockOffset:  s.leases.ClockOffset,
+		ClockSpread:  s.leases.ClockSpread,
 		Listeners: func() (on []metrics.Subjects) {
 			for _, l := range s.leases.Listeners() {
 				if l.Others {
@@ -208,6 +209,9 @@ func (s *Service) Ready() []Check {
 		checks[3].Detail += ": " + h.Reason
 	}
 	checks = append(checks, s.alone())
+	if why := s.leases.ClockTrouble(); why != "" {
+		checks = append(checks, Check{Name: "clock", OK: true, Warn: true, Detail: why})
+	}
 	for _, w := range h.Warnings {
 		checks = append(checks, Check{Name: w, OK: true, Warn: true, Detail: service.WarningText(w)})
 	}
@@ -309,5 +313,6 @@ func (o observer) NoVerdict()               { o.m.WriteAmbiguous() }
 func (o observer) ForwardAttempt(to string) { o.m.ForwardAttempt(metrics.Outcome(to)) }
 func (o observer) Change(event string)      { o.m.Change(metrics.Event(event)) }
 func (o observer) Refused()                 { o.m.WriteRefused() }
+func (o observer) ClockStep()               { o.m.ClockStep() }
 func (o observer) UnknownAnswer()           { o.m.UnknownAnswer() }
 func (o observer) Panic()                   { o.m.Panic() }

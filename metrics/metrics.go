@@ -90,6 +90,7 @@ type Metrics struct {
 	takenBack                        prometheus.Counter
 	writeConflicts, writesWithoutAck prometheus.Counter
 	writesRefused, unknownAnswers    prometheus.Counter
+	clockSteps                       prometheus.Counter
 
 	build      Build
 	natsServer atomic.Pointer[string]
@@ -156,6 +157,8 @@ func New(rows []Endpoint, build Build) *Metrics {
 	m.writesRefused = m.counter("leased_writes_refused_total", "Writes that JetStream refused for a reason that somebody has to mend: no storage left, an account limit, a setting of the bucket; each was answered unavailable.")
 	m.unknownAnswers = m.counter("leased_unknown_answers_total", "Errors that JetStream answered with a code that leased does not know; a write that met one counts as without a verdict.")
 
+	m.clockSteps = m.counter("leased_clock_steps_total", "Times the clock of the NATS server that leads the bucket was set by more than a second.")
+
 	m.registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -213,6 +216,9 @@ func (m *Metrics) WriteRefused() { m.writesRefused.Inc() }
 
 // TakenBack counts a grant that was taken back because nobody heard it.
 func (m *Metrics) TakenBack() { m.takenBack.Inc() }
+
+// ClockStep counts a setting of the NATS server's clock.
+func (m *Metrics) ClockStep() { m.clockSteps.Inc() }
 
 // UnknownAnswer counts an error of JetStream that is not known.
 func (m *Metrics) UnknownAnswer() { m.unknownAnswers.Inc() }

@@ -108,6 +108,8 @@ func TestEverySeriesIsThereAtZero(t *testing.T) {
 		`leased_ends_untold_total{reason="unseen"}`:   0,
 		"leased_highest_fence":                        0,
 		"leased_clock_offset_seconds":                 0,
+		"leased_clock_spread_seconds":                 0,
+		"leased_clock_steps_total":                    0,
 		"leased_ready":                                0,
 		fmt.Sprintf("leased_build_info{goversion=%q,nats_server=%q,version=%q}", runtime.Version(), "2.15.3", "v1.2.3"): 1,
 	}
@@ -170,6 +172,7 @@ func TestCounting(t *testing.T) {
 	m.TakenBack()
 	m.WriteAmbiguous()
 	m.WriteRefused()
+	m.ClockStep()
 	m.UnknownAnswer()
 	m.SetService(Service{
 		LeasesHeld: func() int { return 7 },
@@ -180,6 +183,7 @@ func TestCounting(t *testing.T) {
 		},
 		HighestFence: func() uint64 { return 1_700_000_000_000_001 },
 		ClockOffset:  func() time.Duration { return -1500 * time.Millisecond },
+		ClockSpread:  func() time.Duration { return 2500 * time.Millisecond },
 		Bucket:       func() (BucketState, []Warning) { return BucketSound, []Warning{WarnReplicas, "\xff"} },
 	})
 	m.SetReady(func() bool { return true })
@@ -219,6 +223,8 @@ func TestCounting(t *testing.T) {
 		`leased_writes_queued`:                                            3,
 		`leased_highest_fence`:                                            1_700_000_000_000_001,
 		`leased_clock_offset_seconds`:                                     -1.5,
+		`leased_clock_spread_seconds`:                                     2.5,
+		`leased_clock_steps_total`:                                        1,
 		`leased_bucket_state{state="sound"}`:                              1,
 		`leased_bucket_state{state="unseen"}`:                             0,
 		`leased_bucket_warning{warning="replicas"}`:                       1,

@@ -65,6 +65,7 @@ type Service struct {
 	Ends         func() Ends
 	HighestFence func() uint64        // highest revision known to be issued
 	ClockOffset  func() time.Duration // the NATS server's clock minus ours
+	ClockSpread  func() time.Duration // between the clocks of the servers that led lately and ours
 	Listeners    func() []Subjects    // where somebody else listens
 	Bucket       func() (BucketState, []Warning)
 }
@@ -143,7 +144,7 @@ type states struct {
 }
 
 type stateDescs struct {
-	held, waiters, queued, ending, untold, delay, fence, offset, listeners, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
+	held, waiters, queued, ending, untold, delay, fence, offset, spread, listeners, bucket, warning, ready, connected, reconnects, dropped, logDropped, build *prometheus.Desc
 }
 
 func newStateDescs() stateDescs {
@@ -160,6 +161,7 @@ func newStateDescs() stateDescs {
 		fence:      desc("leased_highest_fence", "Highest revision known to be issued; it must never fall."),
 		offset:     desc("leased_clock_offset_seconds", "The NATS server's clock minus this machine's; leases go by the server's."),
 		listeners:  desc("leased_foreign_listener", "1 while a stream or a subscription of somebody else covers the subjects of calls, or of owners' inboxes.", "on"),
+		spread:     desc("leased_clock_spread_seconds", "How far the clocks of the NATS servers that led the bucket within the last hour, and this machine's, are apart at least."),
 		bucket:     desc("leased_bucket_state", "1 for the present verdict on the bucket, 0 for the others; leases are granted in state sound only.", "state"),
 		warning:    desc("leased_bucket_warning", "1 for each setting of the bucket that should be mended.", "warning"),
 		ready:      desc("leased_ready", "1 while /readyz says ready."),
@@ -179,7 +181,7 @@ type stateCollector struct {
 
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.descs
-	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.ending, d.untold, d.delay, d.fence, d.offset, d.listeners, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
+	for _, desc := range []*prometheus.Desc{d.held, d.waiters, d.queued, d.ending, d.untold, d.delay, d.fence, d.offset, d.spread, d.listeners, d.bucket, d.warning, d.ready, d.connected, d.reconnects, d.dropped, d.logDropped, d.build} {
 		ch <- desc
 	}
 }
@@ -204,6 +206,7 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstHistogram(d.delay, ends.Told, ends.Delay, ends.Within)
 	gauge(d.fence, float64(call(s.HighestFence)))
 	gauge(d.offset, call(s.ClockOffset).Seconds())
+	gauge(d.spread, call(s.ClockSpread).Seconds())
 
 	listeners := call(s.Listeners)
 	for _, on := range AllSubjects() {

@@ -53,6 +53,8 @@ type Health struct {
 	// Until, on an unavailable bucket that was sound before: calls are still
 	// tried until then, because a leader is usually back within a moment.
 	Until time.Time
+	// Renewals, on a bucket that waits, says that leases in it may be renewed.
+	Renewals bool
 }
 
 // grace is how long calls go on being tried against a sound bucket that stopped
@@ -82,8 +84,10 @@ type keeper struct {
 	backSince time.Time // the bucket has been behind since
 	less      bool      // the bucket held fewer messages than the view knows leases
 	holdUntil time.Time
-	held      atomic.Pointer[time.Time] // holdUntil, for others to read
-	forgotten atomic.Pointer[time.Time] // end of the last lease that the view has forgotten
+	held      atomic.Pointer[time.Time]  // holdUntil, for others to read
+	forgotten atomic.Pointer[time.Time]  // end of the last lease that the view has forgotten
+	early     atomic.Pointer[suspension] // why nothing is granted although the bucket is the same
+	recounted atomic.Int64               // when the view was last filled anew for a doubt, local; 0: never
 
 	created atomic.Int64 // of the bucket last seen, Unix ns; 0: none
 	same    shared[*streamInfo]
@@ -121,6 +125,10 @@ func (k *keeper) Allow(op Op) error {
 	if k.alarm.Load() != 0 && (op == OpAcquire || op == OpRenew) && h.Verdict != Unsupported {
 		return kinds.Errorf(kinds.Unavailable, "the bucket is being looked at: it may be another one")
 	}
+	paused := k.paused()
+	if paused != "" && op == OpAcquire && h.Verdict != Unsupported {
+		return kinds.Errorf(kinds.Unavailable, "%s", paused)
+	}
 	switch h.Verdict {
 	case Sound:
 		return nil
@@ -131,7 +139,7 @@ func (k *keeper) Allow(op Op) error {
 			return nil
 		}
 	case Distrusted, Waiting:
-		if op != OpAcquire && op != OpRenew {
+		if op != OpAcquire && op != OpRenew || h.Renewals && op == OpRenew {
 			return nil
 		}
 	}
@@ -158,13 +166,16 @@ func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
 	case Waiting, Distrusted:
 		return k.Allow(op)
 	}
+	if op == OpAcquire && k.paused() != "" {
+		return k.Allow(op)
+	}
 	return nil // an ack is better proof of life than the last look
 }
 
 // Sure implements Guard.
 func (k *keeper) Sure(bucket int64, before, revision uint64) bool {
 	return revision > before && revision-before < leap && bucket == k.Bucket() && !k.view.silent(time.Now()) &&
-		k.alarm.Load() == 0 && k.health.Load().Verdict == Sound
+		k.alarm.Load() == 0 && k.health.Load().Verdict == Sound && k.paused() == ""
 }
 
 // hint is told of an advisory that the bucket was deleted. Anybody can publish
@@ -219,6 +230,71 @@ func (k *keeper) Suspect(err error) {
 	if errors.Is(err, ErrNoBucket) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errDeposed) {
 		k.look()
 	}
+	if errors.Is(err, errEarly) || errors.Is(err, errDeposed) {
+		k.recount()
+	}
+}
+
+// recount has the view filled anew, which finds out whether leases are gone, once in
+// a while.
+func (k *keeper) recount() {
+	now, last := max(1, k.view.local(time.Now())), k.recounted.Load()
+	if (last == 0 || now-last >= int64(hintEvery)) && k.recounted.CompareAndSwap(last, now) {
+		k.restart()
+	}
+}
+
+// suspension is a time in which nothing is granted in a bucket that is the same as ever.
+type suspension struct {
+	until time.Time
+	why   string
+}
+
+// suspend puts off all grants until then, as after a bucket was deleted: leases may
+// be believed in that are not there any more. Those that are go on.
+func (k *keeper) suspend(until time.Time, why string) {
+	now := time.Now()
+	if most := now.Add(MaxTTL); until.After(most) {
+		until = most
+	}
+	if !until.After(now) {
+		return
+	}
+	for {
+		old := k.early.Load()
+		if old != nil && !until.After(old.until) {
+			return
+		}
+		if k.early.CompareAndSwap(old, &suspension{until, why}) {
+			break
+		}
+	}
+	k.log.Error("nothing is granted for a while", "reason", why, "for", until.Sub(now).Round(time.Millisecond))
+	k.look()
+}
+
+// paused says why nothing is granted although the bucket is the same, "" if it is.
+func (k *keeper) paused() string {
+	if p := k.early.Load(); p != nil && time.Now().Before(p.until) {
+		return p.why
+	}
+	return ""
+}
+
+// stepped is told that the clock of the server that leads the bucket was set. Forward, it
+// ends leases before their holders think so; back, it prolongs them, and nobody is
+// harmed.
+func (k *keeper) stepped(server string, by time.Duration) {
+	why := stepText(server, by)
+	k.log.Error(why)
+	if by > 0 {
+		k.suspend(k.lastEnd(), why+"; nothing is granted until the leases from before are over")
+	}
+}
+
+// gone is told that leases that last until then were ended by somebody without a word.
+func (k *keeper) gone(until time.Time) {
+	k.suspend(until, "leases are gone from the bucket before their end (a purge, or a limit that was edited); nothing is granted until they would have been over")
 }
 
 // look asks for a check now.
@@ -329,6 +405,9 @@ func (k *keeper) ask(ctx context.Context, wait time.Duration, last uint64, now t
 	news := k.peers(ctx, wait, most)
 	news.report(k.log, most)
 	k.asked = true
+	if news.waiting != "" {
+		k.suspend(news.wait, "leases are gone from the bucket before their end, says the instance "+news.waiting+"; nothing is granted until they would have been over")
+	}
 	if c := news.highest; c.fence >= k.claim().fence {
 		k.claimed, k.claimedAt = c, time.Now()
 	}
@@ -440,6 +519,9 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 		h.Verdict, h.Reason = Distrusted, fmt.Sprintf("the bucket went back in time: its last revision %d is older than its creation (a restored backup?); lift it with `leased fence lift`", si.State.LastSeq)
 	case time.Now().Before(k.holdUntil), si.Now.Before(until):
 		h.Verdict, h.Reason = Waiting, "the bucket was deleted and made again; nothing is granted until the leases of the old one are over"
+	case k.paused() != "" && si.State.LastSeq >= max(highest, claimed.fence):
+		h.Verdict, h.Reason, h.Renewals = Waiting, k.paused(), true
+		k.view.noteFence(si.State.LastSeq)
 	case si.State.LastSeq < highest && !k.proof.Load() && !k.stayedBack():
 		// A new leader may answer before it has applied its log. Acked guards
 		// every grant meanwhile.
@@ -462,8 +544,11 @@ func (k *keeper) inspect(si *streamInfo, highest uint64) *Health {
 	if less := int64(si.State.Messages) < k.view.held.Load(); less && k.less {
 		k.less = false
 		k.restart()
-	} else {
-		k.less = less
+	} else if k.less = less; less {
+		time.AfterFunc(checkEvery/4, k.look)
+	}
+	if h.Verdict != Misconfigured && k.health.Load().Verdict == Misconfigured {
+		k.restart() // what it was may have ended leases
 	}
 	if h.Verdict == Distrusted && k.health.Load().Verdict != Distrusted {
 		// It knows revisions that are no longer there. Their holders still believe
@@ -532,10 +617,14 @@ func (k *keeper) lastEnd() time.Time {
 
 // hold is until when nothing is granted, the zero time if that never was so.
 func (k *keeper) hold() time.Time {
+	var until time.Time
 	if p := k.held.Load(); p != nil {
-		return *p
+		until = *p
 	}
-	return time.Time{}
+	if p := k.early.Load(); p != nil && p.until.After(until) {
+		until = p.until
+	}
+	return until
 }
 
 // replaced is called when the bucket is gone or another one: what it held may

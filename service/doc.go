@@ -29,6 +29,9 @@
 //     estimate that says when asking is worth it.
 //   - The server removes a message when its TTL is over, by the clock that
 //     stamped it. So a holder that counts from before it asked stops first.
+//   - A lease that is gone, or over, before it can be by this process's monotonic clock
+//     is not taken: somebody purged it or set a clock. Nothing is granted then until
+//     all such leases would have been over.
 //   - Clocks of several servers may differ: exclusion in time holds up to that
 //     difference. The revision holds regardless, as long as the bucket does not
 //     go back in time, and a resource that checks it is safe even then from

@@ -72,6 +72,10 @@ func Open(o Options) (*Instance, error) {
 	k := newKeeper(j, v, o.Replicas, o.EventPrefix+".changed", func(ctx context.Context, wait time.Duration, most uint64) peerNews {
 		return askPeers(ctx, o.Store, o.MicroName, id, wait, most)
 	}, o.Logger)
+	c.stepped = func(server string, by time.Duration) {
+		o.Observer.ClockStep()
+		k.stepped(server, by)
+	}
 	l := newLeases(j, k, v, o.Observer, o.Logger)
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
@@ -80,7 +84,7 @@ func Open(o Options) (*Instance, error) {
 		id:        id, js: j, keeper: k, stop: stop,
 		lookout: newLookout(o.Hop, j, o.APIPrefix, o.EventPrefix+".inbox", o.Logger),
 	}
-	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id}
+	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id, lost: k.gone}
 	watchable := func() bool {
 		switch k.health.Load().Verdict {
 		case Sound, Waiting, Distrusted:
@@ -89,8 +93,8 @@ func Open(o Options) (*Instance, error) {
 		return false
 	}
 	// Hints only: the bucket is looked at on a timer too.
-	for _, what := range []string{"DELETED", "RESTORE_CREATE"} {
-		if _, err := o.Store.Subscribe("$JS.EVENT.ADVISORY.STREAM."+what+"."+StreamName, func(*nats.Msg) { k.hint() }); err != nil {
+	for what, tell := range map[string]func(){"DELETED": k.hint, "RESTORE_CREATE": k.hint, "UPDATED": k.look} {
+		if _, err := o.Store.Subscribe("$JS.EVENT.ADVISORY.STREAM."+what+"."+StreamName, func(*nats.Msg) { tell() }); err != nil {
 			stop()
 			return nil, err
 		}
@@ -169,3 +173,13 @@ func (i *Instance) Fence() uint64 { return i.view.highest.Load() }
 
 // ClockOffset is how far the NATS server's clock is ahead of this machine's.
 func (i *Instance) ClockOffset() time.Duration { return i.clock.offset() }
+
+// ClockSpread is by how much the clocks of the servers that led the bucket within the last
+// hour and this machine's are apart.
+func (i *Instance) ClockSpread() time.Duration {
+	d, _, _ := i.clock.spread(time.Now())
+	return d
+}
+
+// ClockTrouble says what somebody should know of these clocks, "" if there is nothing.
+func (i *Instance) ClockTrouble() string { return i.clock.trouble(time.Now()) }

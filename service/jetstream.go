@@ -473,7 +473,11 @@ func (j *js) info(ctx context.Context) (*streamInfo, error) {
 	if si.Cluster != nil && si.Cluster.Leader == "" || si.Now.IsZero() {
 		return nil, errNoLeader
 	}
-	j.clock.sample(sent, time.Now(), si.Now)
+	leader := ""
+	if si.Cluster != nil {
+		leader = si.Cluster.Leader
+	}
+	j.clock.sample(leader, sent, time.Now(), si.Now)
 	j.noRoom.Store(int32(si.noRoom()))
 	if j.near != nil {
 		var s seat

@@ -64,6 +64,7 @@ type Observer interface {
 	ForwardAttempt(string) // outcome of one attempt, one of the Attempt constants
 	Change(event string)   // a change the view saw: an Event, or "foreign"
 	Refused()              // JetStream refused a write for a reason that lasts
+	ClockStep()            // the clock of the server that leads the bucket was set
 	UnknownAnswer()        // JetStream answered an error that the service does not know
 	Panic()                // a part of the service panicked and starts again
 }
@@ -211,8 +212,9 @@ func (l *Leases) verdict(a *attempt, err error) error {
 		return err
 	}
 	behind := *c.last <= max(a.w.Expect, a.seen)
-	if *c.last == 0 { // it has nothing, as it should once the lease is over
-		behind = time.Now().Before(a.live)
+	if *c.last == 0 { // it has nothing, as it should once the lease is over, or was found to be gone
+		_, known := l.view.get(a.w.Key, time.Now())
+		behind = known && time.Now().Before(a.live)
 	}
 	if !behind {
 		return err
@@ -324,7 +326,7 @@ func (l *Leases) guess(c Command) (State, bool) {
 		}
 		// Nothing seen: what is not a lease may be older than what the view keeps.
 		if !ok {
-			return State{Entry: Entry{Key: c.Key}}, true
+			return State{Entry: Entry{Key: c.Key}}, l.Allow(c.Op) == nil // as in judge
 		}
 		if s.Tombstone && s.Unbroken && s.Record != nil {
 			return State{Entry: s.Entry, Seen: seen}, true
@@ -342,6 +344,10 @@ var (
 	// errBehind that the instance has not seen all there is.
 	errStale  = errors.New("the stream leader shows an older state than was seen before")
 	errBehind = errors.New("this instance is behind the bucket")
+	// errEarly says that a lease is gone, or over by the server's clock, that by this
+	// instance's own cannot be over: it was purged, or a clock was set. Its holder
+	// still believes in it.
+	errEarly = errors.New("the lease there ended before it can be over; its holder may still believe in it")
 )
 
 // look reads c's key through the leader and finds out whether the lease there
@@ -352,9 +358,16 @@ func (l *Leases) look(ctx context.Context, c Command, whole bool) (State, error)
 		if err == nil {
 			return st, nil
 		}
-		l.Suspect(err)
+		if !errors.Is(err, errEarly) {
+			l.Suspect(err)
+		} else if _, left := l.view.last(c.Key, time.Now()); try > 0 && left > clockSlack {
+			l.Suspect(err) // another lease may have come while the first read was under way
+		}
 		if errors.Is(err, ErrNoBucket) {
 			return State{}, kinds.Errorf(kinds.Unavailable, "%w", err)
+		}
+		if refused, ok := errors.AsType[*kinds.Error](err); ok { // by the guard
+			return State{}, refused
 		}
 		if pause(ctx, try) != nil {
 			return State{}, callError(ctx, err)
@@ -394,6 +407,9 @@ func (l *Leases) weigh(ctx context.Context, c Command, e Entry, seen uint64) (St
 		st.Prior = l.prior(c)
 	default:
 		st.Past = !head.Now.Before(e.End())
+		if known, ok := l.view.get(e.Key, time.Now()); st.Past && c.Op == OpAcquire && ok && known.Live && known.Revision == e.Revision {
+			return State{}, errEarly
+		}
 	}
 	return st, nil
 }
@@ -406,7 +422,14 @@ func (l *Leases) judge(c Command, e Entry, seen uint64) (st State, ask bool, err
 	now := time.Now()
 	known, ok := l.view.get(e.Key, now)
 	switch {
+	case e.Revision == 0 && c.Op == OpAcquire && ok && known.Live:
+		return State{}, false, errEarly
 	case e.Revision == 0:
+		if c.Op == OpAcquire { // what the view has forgotten, because it was found to be gone, the guard knows
+			if err := l.Allow(c.Op); err != nil {
+				return State{}, false, err
+			}
+		}
 		st.Prior = l.prior(c)
 	case ok && known.Revision > e.Revision:
 		if known.Live {

@@ -20,6 +20,9 @@ type PeerStats struct {
 	// HeldMillis, on the endpoint acquire, is how long the last lease it knows
 	// lasts, in milliseconds from the sending.
 	HeldMillis int64 `json:"held_ms,omitempty"`
+	// WaitMillis, there too, is for how long it grants nothing because leases are gone
+	// from the bucket before their end.
+	WaitMillis int64 `json:"wait_ms,omitempty"`
 }
 
 // PeerStats tells what the other instances may want to know of this one; leases
@@ -35,6 +38,9 @@ func (i *Instance) PeerStats(leases bool) PeerStats {
 	}
 	if left := time.Until(end); left > 0 {
 		p.HeldMillis = min(left, MaxTTL).Milliseconds() + 1
+	}
+	if s := i.keeper.early.Load(); s != nil {
+		p.WaitMillis = max(0, time.Until(s.until).Milliseconds())
 	}
 	return p
 }
@@ -69,6 +75,8 @@ type peerNews struct {
 	heard   bool      // somebody answered
 	highest claim     // the highest that can be true
 	end     time.Time // local: when the last lease they know is over, at most MaxTTL from now
+	wait    time.Time // local: until when one of them grants nothing, at most MaxTTL from now
+	waiting string    // who that is
 	absurd  claim     // the highest that cannot be true, no fence if there was none
 	endless string    // who named a lease longer than MaxTTL
 }
@@ -104,6 +112,10 @@ func (n *peerNews) hear(data []byte, self string, most uint64) {
 		held := time.Duration(min(e.Data.HeldMillis, MaxTTL.Milliseconds())) * time.Millisecond
 		if end := time.Now().Add(held); end.After(n.end) {
 			n.end = end
+		}
+		waits := time.Duration(min(e.Data.WaitMillis, MaxTTL.Milliseconds())) * time.Millisecond
+		if wait := time.Now().Add(waits); waits > 0 && wait.After(n.wait) {
+			n.wait, n.waiting = wait, c.who
 		}
 	}
 }

@@ -58,6 +58,14 @@ func TestPeerNews(t *testing.T) {
 			t.Errorf("held_ms %d holds for %v, named %q", held, left, n.endless)
 		}
 	}
+	for _, wait := range []int64{math.MaxInt64, 60_000, 0, -1, math.MinInt64} {
+		var n peerNews
+		n.hear(answerOf(t, PeerStats{Instance: "one", WaitMillis: wait}), "me", most)
+		left, want := time.Until(n.wait), min(time.Duration(max(0, min(wait, 600_000)))*time.Millisecond, MaxTTL)
+		if want > 0 && (left > want || left < want-time.Second) || (want > 0) != (n.waiting != "") {
+			t.Errorf("wait_ms %d waits for %v, named %q", wait, left, n.waiting)
+		}
+	}
 	for _, held := range []int64{-1, math.MinInt64, 0} {
 		var n peerNews
 		n.hear(answerOf(t, PeerStats{Instance: "liar", HeldMillis: held}), "me", most)

@@ -302,6 +302,7 @@ func (openGuard) ForwardAttempt(_ string)                {}
 func (openGuard) Change(_ string)                        {}
 func (openGuard) Refused()                               {}
 func (openGuard) UnknownAnswer()                         {}
+func (openGuard) ClockStep()                             {}
 func (openGuard) Panic()                                 {}
 
 // newScheduled makes an instance that writes to front and follows store, as late
@@ -309,7 +310,7 @@ func (openGuard) Panic()                                 {}
 func newScheduled(ctx context.Context, background *sync.WaitGroup, rng *lockedRand, store *faultyStore, front Store) *Leases {
 	c := &clock{}
 	now := time.Now()
-	c.sample(now, now, now)
+	c.sample("", now, now, now)
 	v := newView(c, nil)
 	l := newLeases(front, openGuard{}, v, openGuard{}, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	feed := make(chan storedMsg, 1024)

@@ -434,6 +434,32 @@ func (v *view) restart() uint32 {
 	return v.epoch.Add(1)
 }
 
+// gone is a lease that the view knows and no consumer has delivered again.
+type gone struct {
+	key  string
+	rev  uint64
+	over time.Time
+}
+
+// unconfirmed are the leases that are certainly not over and that the consumer of epoch,
+// which has delivered all there was, did not show: at most most of them, the last to
+// end first.
+func (v *view) unconfirmed(epoch uint32, now time.Time, most int) (all []gone) {
+	local := v.local(now)
+	for i := range v.shards {
+		sh := &v.shards[i]
+		sh.mu.Lock()
+		for _, it := range sh.all() {
+			if it.epoch < epoch && it.isLease() && local < it.safe {
+				all = append(all, gone{string(sh.key(it)), it.rev, v.start.Add(time.Duration(it.over))})
+			}
+		}
+		sh.mu.Unlock()
+	}
+	slices.SortFunc(all, func(a, b gone) int { return b.over.Compare(a.over) })
+	return all[:min(len(all), most)]
+}
+
 // completed says that the consumer of epoch has delivered all there was. What no
 // consumer of this epoch confirmed is no longer in the bucket. If it was a lease that
 // is over, its end may have been told and the event be gone too.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -33,6 +34,8 @@ type watcher struct {
 	obs  Observer
 	log  *slog.Logger
 	name string // consumer name without the epoch
+	// lost is told until when a lease is believed in that is not in the bucket any more.
+	lost func(until time.Time)
 }
 
 // run follows the bucket until ctx is done. ready is asked before each attempt:
@@ -86,7 +89,9 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 	}()
 	w.view.alive.Store(w.view.local(time.Now()))
 	if pending == 0 {
-		w.view.completed(epoch)
+		if err := w.complete(ctx, epoch); err != nil {
+			return err
+		}
 	}
 	silence := time.NewTicker(watchHeartbeat / 2)
 	defer silence.Stop()
@@ -135,10 +140,68 @@ func (w *watcher) follow(ctx context.Context, reset <-chan struct{}) error {
 			w.view.heard.Store(meta.Timestamp.UnixNano())
 			w.view.position.Store(meta.Sequence.Stream)
 			if meta.NumPending == 0 && !w.view.complete.Load() {
-				w.view.completed(epoch)
+				if err := w.complete(ctx, epoch); err != nil {
+					return err
+				}
 			}
 		}
 	}
+}
+
+// How many leases that a consumer did not show are read at a time, and in all.
+const (
+	readAtOnce = 32
+	readAtMost = 1024
+)
+
+// complete makes the view whole. Leases that it knows and that the consumer of epoch
+// did not show are read through the leader, the last to end first: what is there was
+// behind the consumer's replica; the first that is not was ended by somebody, and so
+// may be all that end before it.
+func (w *watcher) complete(ctx context.Context, epoch uint32) error {
+	left := w.view.unconfirmed(epoch, time.Now(), readAtMost)
+	if len(left) == 0 {
+		w.view.completed(epoch)
+		return nil
+	}
+	var newest uint64
+	for _, g := range left {
+		newest = max(newest, g.rev)
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	if si, err := w.js.info(ctx); err != nil {
+		return err
+	} else if si.State.LastSeq < newest {
+		return errStale // it leads no more, or the bucket went back: the keeper looks
+	}
+	for len(left) > 0 {
+		chunk := left[:min(len(left), readAtOnce)]
+		left = left[len(chunk):]
+		entries, errs := make([]Entry, len(chunk)), make([]error, len(chunk))
+		var reads sync.WaitGroup
+		for i, g := range chunk {
+			reads.Go(func() { entries[i], errs[i] = w.js.Get(ctx, g.key) })
+		}
+		reads.Wait()
+		for i, g := range chunk {
+			switch {
+			case errs[i] != nil:
+				return errs[i]
+			case entries[i].Revision != 0:
+				w.view.delivered(entries[i], 0, epoch, time.Now())
+			case time.Now().Before(g.over):
+				w.lost(g.over)
+				w.view.completed(epoch)
+				return nil
+			}
+		}
+	}
+	if len(w.view.unconfirmed(epoch, time.Now(), 1)) > 0 {
+		return fmt.Errorf("the consumer is far behind")
+	}
+	w.view.completed(epoch)
+	return nil
 }
 
 // overdue says that the time to live of a stored message is over.

@@ -12,7 +12,7 @@ import (
 func TestOverdue(t *testing.T) {
 	now := time.Now()
 	c := &clock{}
-	c.sample(now.Add(-time.Second), now, now.Add(30*time.Second)) // half a minute ahead, read within a second
+	c.sample("", now.Add(-time.Second), now, now.Add(30*time.Second)) // half a minute ahead, read within a second
 	server := now.Add(30 * time.Second)
 	for _, x := range []struct {
 		ttl  string

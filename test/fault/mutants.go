@@ -172,7 +172,7 @@ var Mutants = []Mutant{
 		Changes: ownerGuessed,
 		Test:    "TestViewIsNoTruth"},
 	{Name: "denied-from-view", Says: "an acquire is denied by what the instance has seen",
-		Changes: append([]Change{{"service/leases.go", "\t\tif !ok {\n\t\t\treturn State{Entry: Entry{Key: c.Key}}, true\n\t\t}\n", "\t\tif ok && s.Live {\n\t\t\treturn State{Entry: s.Entry}, true\n\t\t}\n\t\tif !ok {\n\t\t\treturn State{Entry: Entry{Key: c.Key}}, true\n\t\t}\n"}}, guessed...),
+		Changes: append([]Change{{"service/leases.go", "\t\tif !ok {\n\t\t\treturn State{Entry: Entry{Key: c.Key}}, l.Allow", "\t\tif ok && s.Live {\n\t\t\treturn State{Entry: s.Entry}, true\n\t\t}\n\t\tif !ok {\n\t\t\treturn State{Entry: Entry{Key: c.Key}}, l.Allow"}}, guessed...),
 		Test:    "TestViewIsNoTruth"},
 	{Name: "conflict-is-proof", Says: "a refusal by a leader that is behind is a verdict",
 		Changes: []Change{
