@@ -34,7 +34,7 @@ var answerable = map[string][]kinds.Kind{
 	"list":    {"listed", "invalid", "unsupported", "busy", "unavailable", "internal"},
 	"evict":   {"evicted", "lost", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal"},
 	// Counted lease by lease.
-	"renew_many": {"renewed", "lost", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal"},
+	"renew_many": {"renewed", "lost", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal", "reply_too_large"},
 	"forward":    {"forwarded", "invalid", "unsupported", "busy", "unavailable", "internal", "not_held", "owner_unavailable", "owner_rejected", "owner_timeout", "request_too_large", "reply_too_large"},
 }
 
@@ -66,7 +66,7 @@ func TestEveryKindOfEveryCall(t *testing.T) {
 	t.Run("ways", func(t *testing.T) {
 		for name, way := range map[string]func(*testing.T) *rig{
 			"answers": answers, "invalid": invalid, "lost": lost, "no reply": noReply, "unsupported": unsupported, "busy": busy,
-			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign, "reply too large": replyTooLarge,
+			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign, "reply too large": replyTooLarge, "renewals too large": renewalsTooLarge,
 			"stopping": stopping, "forward": forwardKinds, "request too large": requestTooLarge,
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -95,6 +95,12 @@ func TestEveryKindOfEveryCall(t *testing.T) {
 			}
 		}
 	}
+}
+
+func renewalsTooLarge(t *testing.T) *rig {
+	r := newRig(t, setup{nats: []testnats.Option{payloadOf(16 << 10)}})
+	r.want(kinds.ReplyTooLarge, "renew_many", r.acquireMany(100, "A", "k-%d", ""))
+	return r
 }
 
 func answers(t *testing.T) *rig {
