@@ -43,12 +43,6 @@ func (t *tally) took(d time.Duration) {
 	t.mu.Unlock()
 }
 
-func (t *tally) count(how string) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.got[how]
-}
-
 // ends are the ways tries ended, the most frequent first.
 func (t *tally) ends() string {
 	t.mu.Lock()
