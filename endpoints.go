@@ -58,7 +58,7 @@ var table = []Row{
 	{
 		Name:  "acquire",
 		Does:  "Grants a key to a holder for ttl_ms if nobody holds it; says who holds it otherwise; returns the caller's own lease unchanged.",
-		Kinds: answers(kinds.Granted, kinds.Denied, kinds.Unknown),
+		Kinds: answers(kinds.Granted, kinds.Denied, kinds.OverQuota, kinds.Unknown),
 		lease: func(r *request) (service.Command, bool) { return acquire(r), r.Wait == 0 },
 		serve: func(ctx context.Context, s *Service, r *request) (answer, error) {
 			return s.leaseAnswer(s.leases.AcquireWait(ctx, acquire(r), r.received.Add(r.Wait), service.CallerOf(r.reply), r.park))

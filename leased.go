@@ -63,7 +63,7 @@ func Start(o Options) (*Service, error) {
 	s.callCtx, s.abort = context.WithCancelCause(context.Background())
 	s.leases, err = service.Open(service.Options{
 		Store: o.Store, Hop: o.Hop, Dial: o.Dial, JSDomain: o.JSDomain, JSAPIPrefix: o.JSAPIPrefix, Replicas: o.Replicas, GroupCommit: o.GroupCommit,
-		APIPrefix: o.APIPrefix, EventPrefix: o.EventPrefix, MaxForwards: o.MaxForwards, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
+		APIPrefix: o.APIPrefix, EventPrefix: o.EventPrefix, MaxForwards: o.MaxForwards, MaxLeases: o.MaxLeases, MaxLeasesPerHolder: o.MaxLeasesPerHolder, MicroName: MicroName, Observer: observer{o.Metrics}, Logger: o.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -41,6 +41,8 @@ type Options struct {
 	GroupCommit           bool             // batch writes: for servers that flush each one to disk
 	MaxInFlight           int              // calls being answered, forwards aside; over it busy; default DefaultMaxInFlight
 	MaxForwards           int              // forwards being answered; over it busy; default DefaultMaxForwards
+	MaxLeases             int              // that are held at a time; over it over_quota; 0: no limit
+	MaxLeasesPerHolder    int              // likewise, of one holder
 	Version               string           // semantic version, without a leading v; default 0.0.0
 	Logger                *slog.Logger     // default: nothing is logged
 	Metrics               *metrics.Metrics // of Endpoints; default: some that nobody reads
@@ -82,6 +84,8 @@ func (o Options) complete() (Options, error) {
 		{"EventPrefix", o.EventPrefix, CheckPrefix(o.EventPrefix)},
 		{"MaxInFlight", o.MaxInFlight, CheckLimit(o.MaxInFlight)},
 		{"MaxForwards", o.MaxForwards, CheckLimit(o.MaxForwards)},
+		{"MaxLeases", o.MaxLeases, CheckQuota(o.MaxLeases)},
+		{"MaxLeasesPerHolder", o.MaxLeasesPerHolder, CheckQuota(o.MaxLeasesPerHolder)},
 	} {
 		if c.err != nil {
 			return o, fmt.Errorf("options: %s %v: %w", c.name, c.value, c.err)
@@ -102,6 +106,14 @@ func CheckReplicas(n int) error {
 func CheckLimit(n int) error {
 	if n < 1 || n > 1_000_000 {
 		return errors.New("must be 1 to 1000000")
+	}
+	return nil
+}
+
+// CheckQuota says whether n can be a limit of leases.
+func CheckQuota(n int) error {
+	if n < 0 || n > 1_000_000_000 {
+		return errors.New("must be 1 to 1000000000, or 0 for no limit")
 	}
 	return nil
 }

@@ -26,6 +26,8 @@ func TestOptions(t *testing.T) {
 		"options: Replicas 2: must be 1, 3 or 5":                           func(o *Options) { o.Replicas = 2 },
 		"options: MaxInFlight -1: must be 1 to 1000000":                    func(o *Options) { o.MaxInFlight = -1 },
 		"options: MaxForwards 1000001: must be 1 to 1000000":               func(o *Options) { o.MaxForwards = 1_000_001 },
+		"options: MaxLeases -1: must be 1 to 1000000000, or 0":             func(o *Options) { o.MaxLeases = -1 },
+		"options: MaxLeasesPerHolder -2: must be 1 to 1000000000":          func(o *Options) { o.MaxLeasesPerHolder = -2 },
 		"options: APIPrefix a.*: must be a subject of at most 128 bytes":   func(o *Options) { o.APIPrefix = "a.*" },
 		"options: EventPrefix a..b: must be a subject of at most 128 byte": func(o *Options) { o.EventPrefix = "a..b" },
 	} {

@@ -28,7 +28,7 @@ func testRows() []Endpoint {
 		return Endpoint{Name: name, Kinds: append(own, failures...)}
 	}
 	return []Endpoint{
-		row("acquire", kinds.Granted, kinds.Denied, kinds.Unknown),
+		row("acquire", kinds.Granted, kinds.Denied, kinds.OverQuota, kinds.Unknown),
 		row("renew", kinds.Renewed, kinds.Lost, kinds.Unknown),
 		row("release", kinds.Released, kinds.Lost, kinds.Unknown),
 		row("owner", kinds.Held, kinds.Free),

@@ -21,7 +21,8 @@ type Call struct {
 	answered bool  // res and err are the answer
 	res      Result
 	err      error
-	first    *attempt // the first write, with its verdict
+	try      *attempt // the first write
+	first    *attempt // the same, with its verdict
 }
 
 // Start begins c. ready is called once, perhaps before Start returns and on
@@ -104,6 +105,14 @@ func (c *Call) decide(st State, guessed bool) (waits bool) {
 		leads = l.enter(c.c.Key, &c.round, nil)
 	}
 	a := l.prepare(c.c.Key, d, st.Seen)
+	if err := l.quota.take(a); err != nil {
+		if leads {
+			l.endRound(c.c.Key, &c.round, nil)
+		}
+		c.fail(err)
+		return false
+	}
+	c.try = a
 	a.sent = time.Now()
 	l.store.StartPut(a.w, a.deadline(c.began.Add(callBudget)), func(rev uint64, err error) {
 		var won *attempt
@@ -159,6 +168,7 @@ func (c *Call) Waits() bool { return !c.answered && (c.first == nil || !c.first.
 // Finish takes the call to its answer: a Result, or an error that is a
 // *kinds.Error.
 func (c *Call) Finish(ctx context.Context) (Result, error) {
+	defer c.l.quota.leave(c.try)
 	if c.answered {
 		rethrow(c.err)
 		return c.res, c.err

@@ -28,11 +28,12 @@ type Options struct {
 	EventPrefix           string // "dagnats.lease": changes and inboxes hang below it
 	// GroupCommit batches concurrent writes. It pays where the server flushes
 	// each write to disk (sync_interval always) and costs a little elsewhere.
-	GroupCommit bool
-	MaxForwards int    // places that the forwards under way share
-	MicroName   string // name of the micro service, to ask its other instances
-	Observer    Observer
-	Logger      *slog.Logger
+	GroupCommit                   bool
+	MaxForwards                   int    // places that the forwards under way share
+	MaxLeases, MaxLeasesPerHolder int    // 0: no limit
+	MicroName                     string // name of the micro service, to ask its other instances
+	Observer                      Observer
+	Logger                        *slog.Logger
 }
 
 // Instance is one running lease service without its front door: the calls, the
@@ -77,6 +78,7 @@ func Open(o Options) (*Instance, error) {
 		k.stepped(server, by)
 	}
 	l := newLeases(j, k, v, o.Observer, o.Logger)
+	l.quota = newQuota(v, o.MaxLeases, o.MaxLeasesPerHolder)
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Instance{
 		Leases:    l,

@@ -88,6 +88,7 @@ type Leases struct {
 	reads  [64]shared[Entry]
 	heads  shared[Head]
 	rounds rounds
+	quota  *quota
 
 	waiters *waiters
 	leave   sync.Once
@@ -178,7 +179,12 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 				continue
 			}
 			a = l.prepare(c.Key, d, st.Seen)
+			if err := l.quota.take(a); err != nil {
+				l.endRound(c.Key, t, nil)
+				return Result{}, doubt.fail(err)
+			}
 			conclude = func(ctx context.Context, c Command, a *attempt, bucket int64) (Result, error) {
+				defer l.quota.leave(a)
 				return l.concludeRound(ctx, c, a, bucket, t)
 			}
 		}
@@ -307,7 +313,7 @@ func (d doubt) fail(err error) error {
 		return err
 	}
 	var e *kinds.Error
-	if errors.As(err, &e) && e.Kind != kinds.Unavailable && e.Kind != kinds.Internal {
+	if errors.As(err, &e) && e.Kind != kinds.Unavailable && e.Kind != kinds.OverQuota && e.Kind != kinds.Internal {
 		return err
 	}
 	return &kinds.Error{Kind: kinds.Unknown, Text: "a write of this call got no verdict and may have been stored; send the same call again", Cause: err}

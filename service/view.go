@@ -31,6 +31,7 @@ type view struct {
 	heard    atomic.Int64  // time on the server's clock, ns, up to which it has delivered
 	position atomic.Uint64 // stream sequence up to which it has delivered
 	held     atomic.Int64
+	holders  *holders      // has each one's part of held, where somebody asks for it
 	highest  atomic.Uint64 // the highest fence ever seen, over all buckets
 
 	// othersTell is the local time at which another instance was last seen telling an
@@ -383,9 +384,12 @@ func (v *view) put(key, holder, meta string, it *item) {
 		it.flags |= flagCounted
 		if old == nil || !old.is(flagCounted) {
 			v.held.Add(1)
+			v.countHolder(nil, holder)
+		} else {
+			v.countHolder(sh.holder(old), holder)
 		}
 	} else if old != nil {
-		v.uncount(&old.item)
+		v.uncount(sh, old)
 	}
 	// One heap element stands for a key; when it comes up too early it is put
 	// back, so a renewal costs nothing here. Only an end that moved forward needs
@@ -408,13 +412,36 @@ func (v *view) put(key, holder, meta string, it *item) {
 	}
 }
 
-// uncount takes i off the leases that are held, if it is one of them. Its shard is
+// uncount takes it off the leases that are held, if it is one of them. Its shard sh is
 // locked.
-func (v *view) uncount(i *item) {
-	if i.is(flagCounted) {
-		i.flags &^= flagCounted
+func (v *view) uncount(sh *shard, it *slot) {
+	if it.is(flagCounted) {
+		it.flags &^= flagCounted
 		v.held.Add(-1)
+		v.countHolder(sh.holder(it), "")
 	}
+}
+
+// countHolder moves a lease that is held from one holder to another, if somebody asks
+// for their counts; none is nil or "".
+func (v *view) countHolder(from []byte, to string) {
+	if v.holders == nil || string(from) == to {
+		return
+	}
+	if len(from) > 0 {
+		v.holders.add(string(from), -1)
+	}
+	if to != "" {
+		v.holders.add(to, 1)
+	}
+}
+
+// counts says whether key is among the leases that are held, and whether by holder.
+func (v *view) counts(key, holder string) (counted, same bool) {
+	sh, it := v.lock(key)
+	defer sh.mu.Unlock()
+	counted = it != nil && it.is(flagCounted)
+	return counted, counted && string(sh.holder(it)) == holder
 }
 
 // settle takes i off the leases whose end waits to be told, if it is one of them. Its
@@ -475,7 +502,7 @@ func (v *view) completed(epoch uint32) {
 			if it.isLease() && !it.is(flagTold|flagUntold) && it.over <= now {
 				v.unseen.Add(1)
 			}
-			v.uncount(&it.item)
+			v.uncount(sh, it)
 			v.settle(&it.item)
 			sh.remove(n)
 		}
@@ -493,7 +520,7 @@ func (v *view) forget() {
 		sh := &v.shards[i]
 		sh.mu.Lock()
 		for _, it := range sh.all() {
-			v.uncount(&it.item)
+			v.uncount(sh, it)
 			v.settle(&it.item)
 		}
 		sh.table, sh.due, sh.ready = table{seed: v.seed}, nil, nil
@@ -584,7 +611,7 @@ func (v *view) expire(i int, now time.Time) (more bool) {
 			sh.schedule(d.slot, it)
 			continue
 		}
-		v.uncount(&it.item)
+		v.uncount(sh, it)
 		switch {
 		case !it.isLease(), local > it.over+int64(tellUntil) && !v.tooLate(&it.item, now):
 			v.settle(&it.item)

@@ -52,12 +52,14 @@ type serveCmd struct {
 	HopContext   string   `name:"hop-context" group:"connection" env:"NATS_HOP_CONTEXT" placeholder:"NAME" help:"The same for the connection that carries forwards to owners."`
 	ReplyTo      []string `name:"reply-to" group:"embedded" placeholder:"SUBJECT" default:"_INBOX.>,_R_.>" help:"Inboxes of callers, where --nats-config has users: nothing else can be replied to (default _INBOX.>,_R_.>; the latter are those of other accounts)."`
 
-	Replicas    int    `group:"service" default:"1" placeholder:"N" help:"Replicas of the bucket when it is made: 1, 3 or 5 (default 1)."`
-	GroupCommit string `name:"group-commit" group:"service" default:"auto" placeholder:"WHEN" help:"Store concurrent writes together: on, off, or auto. It pays where the NATS server has each write on disk before it answers, which auto knows of the server inside only (default auto)."`
-	MaxInFlight int    `name:"max-in-flight" group:"service" default:"4096" placeholder:"N" help:"Calls answered at once, forwards aside; one more is answered busy (default 4096)."`
-	MaxForwards int    `name:"max-forwards" group:"service" default:"512" placeholder:"N" help:"Forwards answered at once; one more is answered busy (default 512)."`
-	APIPrefix   string `name:"api-prefix" group:"service" default:"${apiPrefix}" placeholder:"SUBJECT" help:"Subject of the calls: SUBJECT.acquire and so on (default ${apiPrefix})."`
-	EventPrefix string `name:"event-prefix" group:"service" default:"${eventPrefix}" placeholder:"SUBJECT" help:"Subject of events and inboxes: SUBJECT.changed.KEY, SUBJECT.inbox.HOLDER.KEY (default ${eventPrefix})."`
+	Replicas           int    `group:"service" default:"1" placeholder:"N" help:"Replicas of the bucket when it is made: 1, 3 or 5 (default 1)."`
+	GroupCommit        string `name:"group-commit" group:"service" default:"auto" placeholder:"WHEN" help:"Store concurrent writes together: on, off, or auto. It pays where the NATS server has each write on disk before it answers, which auto knows of the server inside only (default auto)."`
+	MaxInFlight        int    `name:"max-in-flight" group:"service" default:"4096" placeholder:"N" help:"Calls answered at once, forwards aside; one more is answered busy (default 4096)."`
+	MaxForwards        int    `name:"max-forwards" group:"service" default:"512" placeholder:"N" help:"Forwards answered at once; one more is answered busy (default 512)."`
+	MaxLeases          int    `name:"max-leases" group:"service" placeholder:"N" help:"Leases held at a time; an acquire over it is answered over_quota. The same on every instance (default no limit)."`
+	MaxLeasesPerHolder int    `name:"max-leases-per-holder" group:"service" placeholder:"N" help:"The same of one holder (default no limit)."`
+	APIPrefix          string `name:"api-prefix" group:"service" default:"${apiPrefix}" placeholder:"SUBJECT" help:"Subject of the calls: SUBJECT.acquire and so on (default ${apiPrefix})."`
+	EventPrefix        string `name:"event-prefix" group:"service" default:"${eventPrefix}" placeholder:"SUBJECT" help:"Subject of events and inboxes: SUBJECT.changed.KEY, SUBJECT.inbox.HOLDER.KEY (default ${eventPrefix})."`
 
 	HTTPListen string `name:"http-listen" group:"http" default:"127.0.0.1:9422" placeholder:"HOST:PORT" help:"Where /metrics, /healthz and /readyz are; empty for nowhere (default 127.0.0.1:9422)."`
 	HTTPConfig string `name:"http-config" group:"http" placeholder:"FILE" help:"TLS and users of that port, in the web configuration format of the Prometheus exporters."`
@@ -144,6 +146,11 @@ func (p plan) endpoint(name metrics.Connection) endpoint {
 func (c *serveCmd) plan(given map[string]bool) (plan, error) {
 	if err := leased.CheckReplicas(c.Replicas); err != nil {
 		return plan{}, usagef("--replicas %d: %w", c.Replicas, err)
+	}
+	for flag, n := range map[string]int{"--max-leases": c.MaxLeases, "--max-leases-per-holder": c.MaxLeasesPerHolder} {
+		if err := leased.CheckQuota(n); err != nil {
+			return plan{}, usagef("%s %d: %w", flag, n, err)
+		}
 	}
 	for flag, n := range map[string]int{"--max-in-flight": c.MaxInFlight, "--max-forwards": c.MaxForwards} {
 		if err := leased.CheckLimit(n); err != nil {
@@ -402,7 +409,7 @@ func (c *serveCmd) serve(ctx context.Context, p plan, logs *logs) (err error) {
 		Front: connections.front, Store: connections.store, Hop: connections.hop, Dial: dial,
 		JSDomain: p.nats.jsDomain, JSAPIPrefix: p.nats.jsAPIPrefix, Replicas: c.Replicas,
 		APIPrefix: c.APIPrefix, EventPrefix: c.EventPrefix, GroupCommit: groupCommit,
-		MaxInFlight: c.MaxInFlight, MaxForwards: c.MaxForwards,
+		MaxInFlight: c.MaxInFlight, MaxForwards: c.MaxForwards, MaxLeases: c.MaxLeases, MaxLeasesPerHolder: c.MaxLeasesPerHolder,
 		Version: version(), Logger: log, Metrics: m,
 	})
 	if err != nil {

@@ -312,7 +312,7 @@ func echo(t *testing.T, nc *nats.Conn, holder string, after time.Duration, got c
 // comes; each gets its reply, and while they do the service is not ready.
 func TestLeavingAnswersEverything(t *testing.T) {
 	ns := startNATS(t, "")
-	p := start(t, cleanEnv(t), beside("-s", ns.ClientURL(), "--max-forwards", "1600")...) // one owner has an eighth
+	p := start(t, cleanEnv(t), beside("-s", ns.ClientURL(), "--max-forwards", "1600")...) // one key has a third
 	s := p.serving()
 	nc := dial(t, ns.ClientURL())
 	const n, after = 200, 2 * time.Second

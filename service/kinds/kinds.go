@@ -27,6 +27,7 @@ const (
 	Lost             Kind = "lost"
 	Unsupported      Kind = "unsupported"
 	Busy             Kind = "busy"
+	OverQuota        Kind = "over_quota"
 	Unavailable      Kind = "unavailable"
 	Unknown          Kind = "unknown"
 	Internal         Kind = "internal"
@@ -81,6 +82,7 @@ var table = []Info{
 	{Lost, "409", No, "holder and revision are not the current pair"},
 	{Unsupported, "501", No, "the NATS server cannot expire keys or has no JetStream"},
 	{Busy, "429", No, "a limit of calls in flight or waiting, or the share of a key or holder in it, is reached"},
+	{OverQuota, "429", No, "acquire: the limit of leases, or of those of one holder, is reached"},
 	{Unavailable, "503", No, "JetStream does not answer, refuses, or the bucket is not sound"},
 	{Unknown, "503", Perhaps, "a write was sent and no verdict came back in time"},
 	{Internal, "500", No, "corrupt or foreign record, stopping in mid-call, or a bug; a forward in mid-call may have been processed"},

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -21,7 +20,7 @@ import (
 
 // codes is the kind table of the contract: the code of every error kind.
 var codes = map[kinds.Kind]string{
-	"invalid": "400", "lost": "409", "unsupported": "501", "busy": "429", "unavailable": "503", "unknown": "503", "internal": "500",
+	"invalid": "400", "lost": "409", "unsupported": "501", "busy": "429", "over_quota": "429", "unavailable": "503", "unknown": "503", "internal": "500",
 	"not_held": "404", "owner_unavailable": "502", "owner_rejected": "409", "owner_timeout": "504", "request_too_large": "413", "reply_too_large": "413",
 }
 
@@ -66,7 +65,7 @@ func TestEveryKindOfEveryCall(t *testing.T) {
 	t.Run("ways", func(t *testing.T) {
 		for name, way := range map[string]func(*testing.T) *rig{
 			"answers": answers, "invalid": invalid, "lost": lost, "no reply": noReply, "unsupported": unsupported, "busy": busy,
-			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign, "reply too large": replyTooLarge, "renewals too large": renewalsTooLarge,
+			"no connection": noConnection, "misconfigured": misconfigured, "no answer": noAnswer, "unknown": unknown, "foreign record": foreign, "renewals too large": renewalsTooLarge, "over quota": overQuota,
 			"stopping": stopping, "forward": forwardKinds, "request too large": requestTooLarge,
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -619,14 +618,13 @@ func forwardKinds(t *testing.T) *rig {
 	return r
 }
 
-// replyTooLarge: what many renewals come to might not fit one message.
-func replyTooLarge(t *testing.T) *rig {
-	r := newRig(t, setup{nats: []testnats.Option{func(o *server.Options) { o.MaxPayload = 4 << 10 }}})
-	q := request{Holder: "A", TTL: 60000}
-	for n := range 40 {
-		q.Leases = append(q.Leases, pair{fmt.Sprintf("k-%d", n), 1})
-	}
-	r.want(kinds.ReplyTooLarge, "renew_many", q)
+// overQuota: one more lease than may be, with its first request and after a wait.
+func overQuota(t *testing.T) *rig {
+	r := newRig(t, setup{leases: 1})
+	l := r.acquire("k", "A", 60000)
+	r.want(kinds.OverQuota, "acquire", request{Key: "other", Holder: "A", TTL: 60000})
+	r.want(kinds.OverQuota, "acquire", `{"key":"other","holder":"B","ttl_ms":60000,"wait_ms":20000}`)
+	r.renew(l, 60000)
 	return r
 }
 

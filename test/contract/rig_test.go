@@ -57,6 +57,8 @@ type setup struct {
 	instances int // 0: one; -1: none
 	inFlight  int // limit of calls, 0 for the default
 	forwards  int
+	leases    int // limit of leases, 0 for none
+	each      int // of one holder, likewise
 	nats      []testnats.Option
 	node      *testnats.Node // use this server
 	replicas  int
@@ -176,7 +178,7 @@ func (r *rig) start() *instance {
 	i.metrics = newMetrics()
 	svc, err := leased.Start(leased.Options{
 		Front: i.front, Store: i.store, Hop: i.hop, JSDomain: r.domain, Replicas: max(1, r.replicas), APIPrefix: leased.DefaultAPIPrefix, EventPrefix: leased.DefaultEventPrefix,
-		MaxInFlight: orDefault(r.inFlight, leased.DefaultMaxInFlight), MaxForwards: orDefault(r.forwards, leased.DefaultMaxForwards),
+		MaxInFlight: orDefault(r.inFlight, leased.DefaultMaxInFlight), MaxForwards: orDefault(r.forwards, leased.DefaultMaxForwards), MaxLeases: r.leases, MaxLeasesPerHolder: r.each,
 		Version: "0.0.1-contract", Logger: slog.New(i.log), Metrics: i.metrics,
 	})
 	if err != nil {
