@@ -38,7 +38,8 @@ const (
 // refused the keys are read: the writes at fault are told, the others go out
 // again together. Cutting it in halves would cost a flush for each piece.
 type committer struct {
-	js *js
+	js  *js
+	sup *supervisor
 	// current says whether w's condition agrees with what is known of its key.
 	current func(w *Write) bool
 
@@ -86,7 +87,7 @@ func (c *committer) start(w *Write, wait time.Duration, done func(uint64, error)
 		if len(c.queue) == 0 {
 			c.flying = false
 		} else {
-			go c.fly()
+			go c.launch()
 		}
 		c.mu.Unlock()
 		done(rev, err)
@@ -136,7 +137,7 @@ func (c *committer) startMany(ws []*Write, wait time.Duration, done func(int, ui
 	}
 	if !c.flying && len(c.queue) > 0 {
 		c.flying = true
-		go c.fly()
+		go c.launch()
 	}
 	c.mu.Unlock()
 	for _, i := range aside {
@@ -156,6 +157,24 @@ func (c *committer) enqueue(p *pendingWrite) {
 // maxGather bounds how long a batch waits for more, where a batch takes very long.
 const maxGather = 20 * time.Millisecond
 
+// errPanicked is why writes that wait in line are not sent.
+var errPanicked = errors.New("the service failed where it stores writes; its log says how")
+
+// launch is fly, and after a panic in it those in line are told; those that were sent end
+// with their time.
+func (c *committer) launch() {
+	defer c.sup.rescue("committer", func() {
+		c.mu.Lock()
+		line := c.queue
+		c.queue, c.want, c.flying = nil, 0, false
+		c.mu.Unlock()
+		for _, p := range line {
+			p.finish(0, notStored(errPanicked))
+		}
+	})
+	c.fly()
+}
+
 // fly sends batches until nothing is left to send. The callers of one batch come
 // back together: the next waits for as many more, but not longer than half the
 // time the last one took. Without that two halves of the callers would take
@@ -167,14 +186,10 @@ func (c *committer) fly() {
 		if last > 1 {
 			c.gather(last, min(took/2, maxGather))
 		}
-		c.mu.Lock()
-		batch := c.take()
+		batch := c.next()
 		if len(batch) == 0 {
-			c.flying = false
-			c.mu.Unlock()
 			return
 		}
-		c.mu.Unlock()
 		began := time.Now()
 		c.send(batch)
 		last, took = len(batch), time.Since(began)
@@ -204,8 +219,17 @@ func (c *committer) gather(n int, wait time.Duration) {
 	c.mu.Unlock()
 }
 
+// next is the batch to send now; with none the flight is over.
+func (c *committer) next() []*pendingWrite {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	batch := c.take()
+	c.flying = len(batch) > 0
+	return batch
+}
+
 // take cuts the next batch off the queue, no key twice. What the key's last
-// write has overtaken meanwhile goes alone, now.
+// write has overtaken meanwhile goes alone, now. c.mu is held.
 func (c *committer) take() []*pendingWrite {
 	if len(c.queue) == 1 {
 		batch := c.queue
@@ -228,7 +252,7 @@ func (c *committer) take() []*pendingWrite {
 	}
 	c.queue = rest
 	if len(stale) > 0 {
-		go c.alone(stale)
+		go c.sup.once("committer", func() { c.alone(stale) }, nil)
 	}
 	return batch
 }
@@ -247,11 +271,11 @@ func (c *committer) send(batch []*pendingWrite) {
 		cancel()
 		switch {
 		case err == nil:
-			go func() { // the next batch does not wait for the replies
+			go c.sup.once("committer", func() { // the next batch does not wait for the replies
 				for i, p := range batch {
 					p.finish(last-uint64(len(batch)-1-i), nil)
 				}
-			}()
+			}, nil)
 			return
 		case errors.Is(err, errBatchRefused):
 			c.alone(batch)
@@ -280,7 +304,9 @@ func (c *committer) sift(batch []*pendingWrite) (good, faulty []*pendingWrite) {
 	holds := make([]bool, len(batch))
 	var wg sync.WaitGroup
 	for i, p := range batch {
+		holds[i] = true
 		wg.Go(func() {
+			defer c.sup.rescue("committer", nil)
 			e, err := c.js.Get(context.Background(), p.w.Key)
 			holds[i] = err != nil || e.Revision == p.w.Expect
 		})

@@ -297,6 +297,13 @@ func (k *keeper) gone(until time.Time) {
 	k.suspend(until, "leases are gone from the bucket before their end (a purge, or a limit that was edited); nothing is granted until they would have been over")
 }
 
+// failed is called when a look panicked: nothing is known of the bucket until the next.
+func (k *keeper) failed() {
+	k.raise()
+	old := k.health.Load()
+	k.health.Store(&Health{Verdict: Unavailable, Reason: "the look at the bucket failed; the log says how", Warnings: old.Warnings, Version: old.Version, LastSeq: old.LastSeq, Checked: old.Checked})
+}
+
 // look asks for a check now.
 func (k *keeper) look() {
 	select {

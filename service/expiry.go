@@ -30,6 +30,7 @@ const (
 type expirer struct {
 	leases *Leases
 	guard  Guard
+	sup    *supervisor
 
 	quiet atomic.Int64 // local time before which nothing is told
 	delay delays
@@ -39,10 +40,14 @@ type expirer struct {
 func (x *expirer) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	wake := make(chan struct{}, tellers)
 	alone := make(chan struct{}, expiryWriters)
 	for range tellers {
-		wg.Go(func() { x.teller(ctx, wake, alone, &wg) })
+		wg.Go(func() {
+			x.sup.keep(ctx, "expirer", func(ctx context.Context) { x.teller(ctx, wake, alone, &wg) }, nil)
+		})
 	}
 	v := x.leases.view
 	tick := time.NewTicker(expiryTick)
@@ -85,6 +90,12 @@ func (x *expirer) run(ctx context.Context) {
 func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan struct{}, wg *sync.WaitGroup) {
 	v, n := x.leases.view, tellLeast
 	usual := usualMost // for tellLeast
+	var ends []ended
+	defer func() { // a panic leaves some
+		for _, e := range ends {
+			v.told(e.Key, e.Revision, false, false)
+		}
+	}()
 	for {
 		select {
 		case <-ctx.Done():
@@ -96,7 +107,7 @@ func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan s
 			if v.local(now) < x.quiet.Load() {
 				break
 			}
-			ends := v.take(now, n)
+			ends = v.take(now, n)
 			if len(ends) == 0 {
 				break
 			}
@@ -129,10 +140,13 @@ func (x *expirer) teller(ctx context.Context, wake <-chan struct{}, alone chan s
 				}
 				wg.Go(func() {
 					defer func() { <-alone }()
-					done := x.tell(ctx, e)
-					v.told(e.Key, e.Revision, done, false)
+					done := false
+					defer func() { v.told(e.Key, e.Revision, done, false) }()
+					defer x.sup.rescue("expirer", nil)
+					done = x.tell(ctx, e)
 				})
 			}
+			ends = nil
 		}
 	}
 }

@@ -63,9 +63,10 @@ func Open(o Options) (*Instance, error) {
 		j.near = newNear(o.Store, o.Dial, o.Logger)
 	}
 	j.heard = hearer(o.Observer, o.Logger)
+	sup := &supervisor{o.Observer, o.Logger}
 	v := newView(c, nil)
 	if o.GroupCommit {
-		j.group = &committer{js: j, current: func(w *Write) bool {
+		j.group = &committer{js: j, sup: sup, current: func(w *Write) bool {
 			s, ok := v.get(w.Key, time.Now())
 			return !ok && w.Expect == 0 || ok && s.Revision == w.Expect
 		}}
@@ -86,7 +87,7 @@ func Open(o Options) (*Instance, error) {
 		id:        id, js: j, keeper: k, stop: stop,
 		lookout: newLookout(o.Hop, j, o.APIPrefix, o.EventPrefix+".inbox", o.Logger),
 	}
-	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, name: "leased-" + id, lost: k.gone}
+	w := &watcher{js: j, view: v, obs: o.Observer, log: o.Logger, sup: sup, name: "leased-" + id, lost: k.gone}
 	watchable := func() bool {
 		switch k.health.Load().Verdict {
 		case Sound, Waiting, Distrusted:
@@ -101,20 +102,24 @@ func Open(o Options) (*Instance, error) {
 			return nil, err
 		}
 	}
-	i.expirer = &expirer{leases: l, guard: k}
-	for _, run := range []func(context.Context){
-		k.run,
-		i.expirer.run,
-		i.lookout.run,
-		func(ctx context.Context) { w.run(ctx, watchable, k.reset) },
+	i.expirer = &expirer{leases: l, guard: k, sup: sup}
+	for _, run := range []struct {
+		name string
+		run  func(context.Context)
+		safe func()
+	}{
+		{"keeper", k.run, k.failed},
+		{"expirer", i.expirer.run, nil},
+		{"lookout", i.lookout.run, nil},
+		{"watcher", func(ctx context.Context) { w.run(ctx, watchable, k.reset) }, func() { v.restart() }},
 	} {
-		i.done.Go(func() { run(ctx) })
+		i.done.Go(func() { sup.keep(ctx, run.name, run.run, run.safe) })
 	}
 	i.end = func() {}
 	if j.near != nil {
 		ctx, stop := context.WithCancel(context.Background())
 		var run sync.WaitGroup
-		run.Go(func() { j.near.run(ctx) })
+		run.Go(func() { sup.keep(ctx, "way to the leader", j.near.run, j.near.drop) })
 		i.end = func() {
 			stop()
 			run.Wait()

@@ -81,6 +81,7 @@ type Leases struct {
 	Guard
 	view  *view
 	clock *clock
+	sup   *supervisor
 	obs   Observer
 	log   *slog.Logger
 	told  *handovers
@@ -96,9 +97,10 @@ type Leases struct {
 }
 
 func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger) *Leases {
-	w := newWaiters(v)
+	w, sup := newWaiters(v), &supervisor{obs, log}
+	w.sup = sup
 	v.changed = w.changed
-	return &Leases{store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, told: &handovers{log: log}, waiters: w, leaving: make(chan struct{})}
+	return &Leases{sup: sup, store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, told: &handovers{log: log}, waiters: w, leaving: make(chan struct{})}
 }
 
 // Do takes one command to its answer: look, decide, write once, and look again

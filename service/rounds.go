@@ -70,7 +70,10 @@ func (l *Leases) enter(key string, t *round, who sitter) bool {
 	}
 	now.line = append(now.line, who)
 	if now.limit == nil {
-		now.limit = time.AfterFunc(tryTimeout, func() { l.endRound(key, now, nil) })
+		now.limit = time.AfterFunc(tryTimeout, func() {
+			defer l.sup.rescue("rounds", nil)
+			l.endRound(key, now, nil)
+		})
 	}
 	return false
 }

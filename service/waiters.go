@@ -37,6 +37,7 @@ const (
 // logarithm of the length of the line.
 type waiters struct {
 	view   *view
+	sup    *supervisor
 	shares shares
 	shards [64]waiterShard
 }
@@ -332,6 +333,7 @@ func (w *waiters) arm(sh *waiterShard, key string, l *line, left time.Duration) 
 		l.timer.Stop()
 	}
 	l.timer = time.AfterFunc(left+wakeBlur, func() {
+		defer w.sup.rescue("waiters", nil)
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
 		if sh.lines[key] != l {

@@ -33,6 +33,7 @@ type watcher struct {
 	view *view
 	obs  Observer
 	log  *slog.Logger
+	sup  *supervisor
 	name string // consumer name without the epoch
 	// lost is told until when a lease is believed in that is not in the bucket any more.
 	lost func(until time.Time)
@@ -181,7 +182,11 @@ func (w *watcher) complete(ctx context.Context, epoch uint32) error {
 		entries, errs := make([]Entry, len(chunk)), make([]error, len(chunk))
 		var reads sync.WaitGroup
 		for i, g := range chunk {
-			reads.Go(func() { entries[i], errs[i] = w.js.Get(ctx, g.key) })
+			reads.Go(func() {
+				errs[i] = errPanicked
+				defer w.sup.rescue("watcher", nil)
+				entries[i], errs[i] = w.js.Get(ctx, g.key)
+			})
 		}
 		reads.Wait()
 		for i, g := range chunk {
