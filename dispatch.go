@@ -78,11 +78,11 @@ func (ep *endpoint) take(m micro.Request) {
 		in.header = header
 	}
 	ep.count.Begin()
-	if !s.replies.allow(in.reply) {
+	if !s.replies.allow(in.reply) { // P7
 		ep.finish(in.received, answer{kind: kinds.NoReply})
 		return
 	}
-	if err := s.leases.Allow(service.OpOwner); kinds.Of(err) == kinds.Unsupported {
+	if err := s.leases.Allow(service.OpOwner); kinds.Of(err) == kinds.Unsupported { // P8: unsupported before busy before invalid
 		ep.fail(in, err)
 		return
 	}

@@ -2,7 +2,11 @@ package leased
 
 import (
 	"encoding/json"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -182,6 +186,46 @@ func TestLeaseBody(t *testing.T) {
 		}{l.Key, l.Holder, l.Revision, l.AcquiredAt, l.ExpiresAt, 5000, 4999, meta})
 		if got := appendLease([]byte("{"), l); string(got) != string(want) {
 			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// TestRulesAreNamed: each rule of docs/PROTOCOL.md is named by its number in a comment of the
+// code that carries it out and in one of a test, so that grep finds both.
+func TestRulesAreNamed(t *testing.T) {
+	protocol, err := os.ReadFile("docs/PROTOCOL.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, tests := map[string]bool{}, map[string]bool{}
+	named := regexp.MustCompile(`\b[PHFE][0-9]{1,2}\b`)
+	err = filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for line := range strings.Lines(string(text)) {
+			_, comment, _ := strings.Cut(line, "//")
+			for _, rule := range named.FindAllString(comment, -1) {
+				if strings.HasSuffix(path, "_test.go") || strings.HasPrefix(path, "test/") {
+					tests[rule] = true
+				} else {
+					code[rule] = true
+				}
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := regexp.MustCompile(`(?m)^- \*\*([PHFE][0-9]+)\*\*`).FindAllStringSubmatch(string(protocol), -1)
+	if len(rules) < 40 {
+		t.Errorf("%d rules are too few: the document has another form", len(rules))
+	}
+	for _, rule := range rules {
+		if !code[rule[1]] || !tests[rule[1]] {
+			t.Errorf("%s: named in code: %v, in a test: %v", rule[1], code[rule[1]], tests[rule[1]])
 		}
 	}
 }

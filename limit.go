@@ -10,7 +10,7 @@ const (
 	forwardBytes = 128 << 10
 	// maxCallRequest is how long the request of a call other than a forward may be:
 	// 1000 leases with the longest keys take 170 KiB.
-	maxCallRequest = 256 << 10
+	maxCallRequest = 256 << 10 // P9
 	// pendingBytes is what nats.go keeps of an endpoint's requests until take has them, and
 	// drops above. Nothing waits in take, but where a crowd sends, what reads from the
 	// connection may run for longer than take does.

@@ -260,7 +260,7 @@ var longestRenewal = len(appendLease([]byte(`{"granted":true,"held":true,`), ser
 const endOfTime service.Timestamp = 253402300799999 // the last that RFC 3339 can say
 
 // renewalsThatFit is how many of leases, from the first on, have a brief reply of at most
-// most bytes, whatever comes of them.
+// most bytes, whatever comes of them (P18).
 func renewalsThatFit(most int, holder string, leases []service.KeyRevision) int {
 	room := most - len(`{"leases":[]}`)
 	for i, l := range leases {

@@ -37,7 +37,7 @@ func (c *claim) unanswered(sent time.Time) {
 
 // owner takes Owner's answer, asked because a renewal is in doubt, and says
 // whether the tenure still stands by it. moved tells that the renewal in doubt was
-// applied; if the tenure stands without it, there is no news.
+// applied; if the tenure stands without it, there is no news (H5).
 func (c *claim) owner(r Result) (stands, moved bool) {
 	if r.Holder != c.holder || !r.AcquiredAt.Equal(c.acquiredAt) {
 		return false, false

@@ -59,7 +59,7 @@ type fenced struct {
 }
 
 // Do runs write, which may be nil, if fence is not stale: otherwise it returns a
-// *StaleError. Writes to one resource run one after another.
+// *StaleError. Writes to one resource run one after another (H6).
 func (f *Fence) Do(ctx context.Context, resource string, fence uint64, write func() error) error {
 	f.mu.Lock()
 	if f.resources == nil {

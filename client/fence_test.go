@@ -104,6 +104,7 @@ func TestFenceVectorsInAStore(t *testing.T) {
 	}, func(_ int, resource string) uint64 { return s.highest[resource] })
 }
 
+// TestFenceDo: rule H6.
 func TestFenceDo(t *testing.T) {
 	s := &slowStore{highest: map[string]uint64{}}
 	f := &Fence{Store: s}

@@ -27,7 +27,7 @@ func (h *Hold) follow() (stop func()) {
 }
 
 // heard takes one event. The server puts the revision on each; one that is not
-// higher than ours is older than our lease, or our own.
+// higher than ours is older than our lease, or our own (H8, E2).
 func (h *Hold) heard(m *nats.Msg) {
 	revision, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
 	if err != nil || m.Header.Get("Dagnats-Lease-Event") == "renewed" {

@@ -10,7 +10,7 @@ import (
 	"github.com/leased/leased/service/kinds"
 )
 
-// TestFollow: a Hold ends when its lease does, not with the next renewal.
+// TestFollow: a Hold ends when its lease does, not with the next renewal (H8).
 func TestFollow(t *testing.T) {
 	inBubble(t, "an evict ends it at once", func(t *testing.T, w *world) {
 		h, _ := hold(t, w, HoldOptions{TTL: 15 * time.Second})

@@ -230,7 +230,7 @@ func (h *Hold) begin(ctx context.Context, fresh bool) error {
 }
 
 // confirm renews a claim until it is datable: only then may anybody act on it. An
-// error means that it has to be acquired again.
+// error means that it has to be acquired again (H3).
 func (h *Hold) confirm(ctx context.Context) error {
 	calls, done := h.lastWords(ctx)
 	defer done()
@@ -292,7 +292,7 @@ func (h *Hold) Revision() uint64 {
 
 // Deadline is the first instant at which the lease can belong to another unless
 // it is renewed before: the sending of the call that wrote the revision, plus
-// the TTL. It has a monotonic reading.
+// the TTL. It has a monotonic reading (H2).
 func (h *Hold) Deadline() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -461,7 +461,7 @@ func (h *Hold) keep(unfollow func()) {
 }
 
 // untilDue is how long to wait before the next renewal: a third of the TTL after
-// the sending of the last.
+// the sending of the last (H4).
 func (h *Hold) untilDue() time.Duration {
 	h.mu.Lock()
 	sent := h.claim.until.Add(-h.options.TTL)

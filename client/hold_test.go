@@ -49,6 +49,7 @@ func inBubble(t *testing.T, name string, f func(t *testing.T, w *world)) {
 	})
 }
 
+// TestHold: rule H3.
 func TestHold(t *testing.T) {
 	inBubble(t, "the deadline counts from the sending of the acquire", func(t *testing.T, w *world) {
 		w.play("acquire", fault{slow: 1500 * time.Millisecond})
@@ -338,6 +339,7 @@ func TestResign(t *testing.T) {
 	})
 }
 
+// TestWaiting: rule P15.
 func TestWaiting(t *testing.T) {
 	inBubble(t, "the service wakes the waiter", func(t *testing.T, w *world) {
 		w.seize("k", "other", 7300*time.Millisecond)

@@ -234,7 +234,7 @@ func (in *Inbox) handle(a *arrival, s *served, r Request) {
 }
 
 // next takes the first request that waits. It is nil when none does, and nobody
-// serves it when it was rejected or dropped: much may have changed since it came.
+// serves it when it was rejected or dropped: much may have changed since it came (F7).
 func (in *Inbox) next() (*arrival, *served) {
 	in.mu.Lock()
 	if len(in.waiting) == 0 {
@@ -262,7 +262,7 @@ func (in *Inbox) next() (*arrival, *served) {
 	return a, nil
 }
 
-// accepts says whether this process is the owner that a is meant for.
+// accepts says whether this process is the owner that a is meant for (F2).
 func (in *Inbox) accepts(a *arrival) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -311,6 +311,7 @@ func (in *Inbox) drain(ctx context.Context, s *served) error {
 	}
 }
 
+// F3.
 func (in *Inbox) reject(m *nats.Msg) {
 	in.send(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Dagnats-Lease-Reject": {"stale"}}})
 }

@@ -59,6 +59,7 @@ func (s *sender) send(holder, key string, fence []string, body string) (answer s
 
 func at(revision uint64) []string { return []string{fmt.Sprint(revision)} }
 
+// TestInbox: rule F2 and rule F7.
 func TestInbox(t *testing.T) {
 	inBubble(t, "takes what is meant for this tenure and refuses the rest", func(t *testing.T, w *world) {
 		c := newClient(w.process(), Options{})

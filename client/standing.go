@@ -30,7 +30,7 @@ func (h *Hold) identity() identity {
 	return identity{h.client.wire.place(), h.client.options.Prefix, h.claim.key, h.claim.holder}
 }
 
-// enter makes h the one Hold of its identity.
+// enter makes h the one Hold of its identity (H1).
 func (h *Hold) enter() error {
 	standing.Lock()
 	defer standing.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestOneHoldAProcess: what is one holder to the service is one Hold here.
+// TestOneHoldAProcess: what is one holder to the service is one Hold here (H1).
 func TestOneHoldAProcess(t *testing.T) {
 	heldHere := func(t *testing.T, err error) {
 		t.Helper()

@@ -151,7 +151,7 @@ func closeMembers(request map[string]any) ([]string, error) {
 		return nil, errors.New("a member of this request is not in the list of propertyNames")
 	}
 	delete(request, "propertyNames")
-	request["additionalProperties"] = false
+	request["additionalProperties"] = false // P1
 	return names, nil
 }
 

@@ -37,7 +37,7 @@ type Pair struct {
 }
 
 // maxMeta bounds meta in bytes, which its schema can only bound in characters.
-const maxMeta = 512
+const maxMeta = 512 // P5
 
 // field is where a member goes; one of its functions is set. Values come here after the schema has accepted
 // them.
@@ -86,7 +86,7 @@ func (f field) put(r *Request, v any) {
 	}
 }
 
-// whole is the value of an integer from 0 to 2^64-1, however it is written. It is never a float on the way.
+// whole is the value of an integer from 0 to 2^64-1, however it is written. It is never a float on the way (P4).
 func whole(v any) uint64 {
 	literal := string(v.(json.Number))
 	if n, err := strconv.ParseUint(literal, 10, 64); err == nil {
@@ -182,7 +182,7 @@ const (
 	maxExponent = 3  // digits of its exponent
 )
 
-// readRequest builds the generic form of a request, for the schema to judge, in one pass over its tokens.
+// readRequest builds the generic form of a request, for the schema to judge, in one pass over its tokens (P2).
 func readRequest(raw []byte, n *form) (map[string]any, *Error) {
 	if bytes.HasPrefix(raw, []byte("\xef\xbb\xbf")) {
 		return nil, broken("the request must be UTF-8 without a byte order mark")

@@ -36,7 +36,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestSentences shows every kind of error once: it is read by people and must not change by accident.
+// TestSentences shows every kind of error once: it is read by people and must not change by accident (P2).
 func TestSentences(t *testing.T) {
 	set := loadSet(t)
 	const known = "; known members are key, holder, ttl_ms, revision, timeout_ms, payload, wait_ms, meta, prefix, after, limit, leases"

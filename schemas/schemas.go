@@ -217,7 +217,7 @@ func opened(v any) any {
 	return v
 }
 
-// canonicalBase64 decodes the one standard form of the bytes. The standard library skips line breaks even when strict.
+// canonicalBase64 decodes the one standard form of the bytes. The standard library skips line breaks even when strict (P6).
 func canonicalBase64(s string) ([]byte, error) {
 	if strings.ContainsAny(s, "\r\n") {
 		return nil, errors.New("line break in base64")

@@ -672,7 +672,7 @@ func (k *keeper) config(firstSeq uint64, level int) jetstream.StreamConfig {
 		AllowDirect:        false,
 		AllowAtomicPublish: level >= 2,
 		FirstSeq:           firstSeq,
-		RePublish:          &jetstream.RePublish{Source: SubjectPrefix + ">", Destination: k.events + ".>"},
+		RePublish:          &jetstream.RePublish{Source: SubjectPrefix + ">", Destination: k.events + ".>"}, // E1
 	}
 }
 

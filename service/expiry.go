@@ -26,7 +26,7 @@ const (
 
 // expirer tells the ends of leases: nothing in NATS announces that a TTL ran
 // out, and a lease whose message outlives it has to be ended by somebody. What has
-// ended is found out apart from the telling, which waits for the store.
+// ended is found out apart from the telling, which waits for the store (E3).
 type expirer struct {
 	leases *Leases
 	guard  Guard

@@ -31,7 +31,7 @@ func traceHeader(name string) bool {
 }
 
 // maxAttempts is how often one forward may be sent to an owner.
-const maxAttempts = 3
+const maxAttempts = 3 // F4
 
 // Outcomes of one attempt, for Observer.ForwardAttempt.
 const (
@@ -124,7 +124,7 @@ func (f *Forwarder) owner(ctx context.Context, key string) (Result, error) {
 	return f.leases.Do(ctx, Command{Op: OpOwner, Key: key})
 }
 
-// attempt sends the request once and gives its places back.
+// attempt sends the request once and gives its places back (F1, F5).
 func (f *Forwarder) attempt(ctx context.Context, q Forward, to Forwarded) ([]byte, *kinds.Error) {
 	defer f.places.leave(to.Holder, q.Key, q.Places)
 	left := time.Until(q.Until).Milliseconds()

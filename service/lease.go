@@ -142,7 +142,7 @@ func Decide(s State, c Command) Decision {
 	case OpAcquire:
 		switch {
 		case !live:
-			n := &Next{Expect: s.Revision, Event: Acquired, Holder: c.Holder, TTL: c.TTL, Meta: c.Meta, Previous: previous(s)}
+			n := &Next{Expect: s.Revision, Event: Acquired, Holder: c.Holder, TTL: c.TTL, Meta: c.Meta, Previous: previous(s)} // P10
 			n.inherit(s)
 			return Decision{Kind: kinds.Granted, Write: n}
 		case s.Record.Holder == c.Holder:
@@ -155,7 +155,7 @@ func Decide(s State, c Command) Decision {
 		if !current {
 			return lost(s, live)
 		}
-		n := &Next{Expect: s.Revision, Event: Renewed, Holder: c.Holder, TTL: c.TTL, Meta: s.Record.Meta, Tenure: s.Record.AcquiredAt}
+		n := &Next{Expect: s.Revision, Event: Renewed, Holder: c.Holder, TTL: c.TTL, Meta: s.Record.Meta, Tenure: s.Record.AcquiredAt} // P11
 		n.inherit(s)
 		return Decision{Kind: kinds.Renewed, Write: n}
 
@@ -170,7 +170,7 @@ func Decide(s State, c Command) Decision {
 			return lost(s, live)
 		}
 		n := tombstone(&s.Entry, s.Revision, Released)
-		n.Evicted = true
+		n.Evicted = true // P16, E4
 		return Decision{Kind: kinds.Evicted, Write: n}
 
 	case OpExpire:
@@ -223,7 +223,7 @@ func (n *Next) inherit(s State) {
 }
 
 // tombstone ends lease e with event ev, on condition that the key's last
-// sequence is expect.
+// sequence is expect (E4).
 func tombstone(e *Entry, expect uint64, ev Event) *Next {
 	n := &Next{Expect: expect, Event: ev, Ended: e.Revision, Horizon: e.horizon()}
 	if e.Record != nil {

@@ -71,7 +71,7 @@ type Observer interface {
 
 // Limits on the time one lease call may take.
 const (
-	callBudget = 4 * time.Second // all tries together
+	callBudget = 4 * time.Second // all tries together (P12)
 	tryTimeout = time.Second     // one request to JetStream
 )
 
@@ -163,7 +163,7 @@ func (l *Leases) runFrom(ctx context.Context, c Command, bucket int64, began tim
 			}
 			switch {
 			case d.Write == nil && guessed:
-				continue // only the leader may answer
+				continue // only the leader may answer (P13)
 			case d.Write == nil && d.Kind == kinds.Denied && doubt == mayStillLand:
 				return Result{}, doubt.fail(errDenied)
 			case d.Write == nil:
@@ -414,7 +414,7 @@ func (l *Leases) weigh(ctx context.Context, c Command, e Entry, seen uint64) (St
 		}
 		st.Prior = l.prior(c)
 	default:
-		st.Past = !head.Now.Before(e.End())
+		st.Past = !head.Now.Before(e.End()) // P14
 		if known, ok := l.view.get(e.Key, time.Now()); st.Past && c.Op == OpAcquire && ok && known.Live && known.Revision == e.Revision {
 			return State{}, errEarly
 		}

@@ -21,7 +21,7 @@ import (
 //
 // A stream names its subjects. A subscription shows by what does not come: to a request on a
 // subject that nobody can have a reason to listen on NATS answers "no responders" at once.
-// Whoever subscribes to one call or to one holder's inbox only is not found.
+// Whoever subscribes to one call or to one holder's inbox only is not found (P19, F6).
 type lookout struct {
 	nc    *nats.Conn // sends what is sent to owners
 	js    *js

@@ -40,7 +40,7 @@ func (l *lookout) seen(t *testing.T) (on, detail string) {
 }
 
 // TestLookout: a stream or a subscription over the subjects of calls or inboxes is found, and
-// its end too; those that have a reason to be there are not taken for one.
+// its end too; those that have a reason to be there are not taken for one (F6).
 func TestLookout(t *testing.T) {
 	node := testnats.Server(t)
 	nc := node.Connect()

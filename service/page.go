@@ -9,7 +9,7 @@ import (
 
 // pageLooks bounds the keys that one page looks at: where few match the page is short,
 // or empty, and the next one goes on.
-const pageLooks = 10_000
+const pageLooks = 10_000 // P17
 
 // page returns the leases with the smallest keys above after that match and are
 // certainly not over, sorted by key, at most limit of them. next is the after of the

@@ -87,7 +87,7 @@ func TestPages(t *testing.T) {
 }
 
 // TestPagesWhileKeysComeAndGo: what is there all the time is on exactly one page, in
-// order, whatever is taken and freed beside it.
+// order, whatever is taken and freed beside it (P17).
 func TestPagesWhileKeysComeAndGo(t *testing.T) {
 	t.Parallel()
 	v, now := newView(&clock{}, nil), time.Now()

@@ -94,7 +94,7 @@ func TestHoldOfABucket(t *testing.T) {
 
 // TestClaimLapses: what one instance claims that can be true is believed for as long
 // as a lease lasts after it was said last, and never becomes this instance's own
-// word.
+// word (H5).
 func TestClaimLapses(t *testing.T) {
 	server := testnats.Server(t)
 	nc := server.Connect(nats.ReconnectBufSize(-1))

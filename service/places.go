@@ -10,7 +10,7 @@ import (
 // answer never have them all: a holder may have as many as are free beside its own,
 // and a key as many as its holder could still have. So one hung holder takes half of
 // them, two a third each, and of what is left any other holder may have half. A holder
-// or key that has none gets its first without that.
+// or key that has none gets its first without that (F8).
 type places struct {
 	all int
 

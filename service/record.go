@@ -179,7 +179,7 @@ func appendText(b []byte, name, text string) []byte {
 // maxMeta bounds a lease's meta, in bytes.
 const maxMeta = 512
 
-// isToken says whether s can be a key or a holder: 1 to 128 of A-Z a-z 0-9 _ -.
+// isToken says whether s can be a key or a holder: 1 to 128 of A-Z a-z 0-9 _ - (P3).
 func isToken(s string) bool {
 	if len(s) == 0 || len(s) > 128 {
 		return false

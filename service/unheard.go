@@ -13,7 +13,7 @@ import (
 // Replies sends replies on a connection and finds out which of them nobody heard: each
 // has a reply subject of its own, and NATS answers there when nobody subscribes to
 // where it went. Where it cannot know that (in another account, behind a leaf node or
-// a gateway) it says nothing.
+// a gateway) it says nothing (P20).
 type Replies struct{ out requests }
 
 // NewReplies makes Replies on nc. Listen must be called before the first is sent.

@@ -354,7 +354,7 @@ func (w *waiters) arm(sh *waiterShard, key string, l *line, left time.Duration) 
 // has to wait. At the end of ctx it answers as at until.
 //
 // Nothing is granted to a call that had to wait once its time is over, however late
-// this process gets to it.
+// this process gets to it (P15).
 func (l *Leases) AcquireWait(ctx context.Context, c Command, until time.Time, from string, parked func()) (Result, error) {
 	if !time.Now().Before(until) {
 		return l.Do(ctx, c)

@@ -216,7 +216,7 @@ func overdue(msg *nats.Msg, at time.Time, c *clock, now time.Time) bool {
 	return err == nil && ttl > 0 && !lo.Before(at.Add(ttl))
 }
 
-// observe counts a change.
+// observe counts a change (E5).
 func (w *watcher) observe(key string, rev uint64, msg *nats.Msg) {
 	event := msg.Header.Get(headerEvent)
 	if event == "" {

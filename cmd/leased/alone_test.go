@@ -10,7 +10,7 @@ import (
 
 // TestOthersOnItsSubjects: a stream over the calls and a tap on the inboxes of owners are told
 // at /readyz?verbose and by a series, and keep nobody from being ready. Where NATS does not
-// permit to look for them, that is told, once and without an alarm.
+// permit to look for them, that is told, once and without an alarm (P19).
 func TestOthersOnItsSubjects(t *testing.T) {
 	ns := startNATS(t, `authorization { users: [
 		{ user: all, password: pw }

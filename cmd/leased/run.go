@@ -35,8 +35,9 @@ const (
 type runCmd struct {
 	serviceFlags
 	logFlags
-	Key     string        `arg:"" help:"What to lease; with --shards the group."`
-	Command []string      `arg:"" optional:"" passthrough:"partial" placeholder:"-- CMD ..." help:"The command and its arguments."`
+	Key     string   `arg:"" help:"What to lease; with --shards the group."`
+	Command []string `arg:"" optional:"" passthrough:"partial" placeholder:"-- CMD ..." help:"The command and its arguments."`
+	// H7: it has to outlast the change of a leader.
 	TTL     time.Duration `name:"ttl" default:"15s" placeholder:"DURATION" help:"How long the lease lasts without a renewal; it is renewed every third of it: whole seconds, 1s to 10m, on a cluster at least 10s (default 15s)."`
 	NoWait  bool          `short:"n" help:"Do not wait while another holds the key: exit 75."`
 	Wait    time.Duration `short:"w" placeholder:"DURATION" help:"How long to wait for the key, then exit 75 (default for ever)."`

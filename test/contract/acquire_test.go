@@ -14,7 +14,7 @@ import (
 )
 
 // TestAcquireIsIdempotent: the holder that asks again gets its own lease back
-// as it is stored, also with another TTL, from any instance, and no more time.
+// as it is stored, also with another TTL, from any instance, and no more time (P10).
 func TestAcquireIsIdempotent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 2})
@@ -82,7 +82,7 @@ func TestL01AcquireIsSafeToRepeat(t *testing.T) {
 // TestTheEndIsExact: server, service and test have one clock here, so the end
 // of a lease is known to the millisecond. A call sent after it never gets the
 // old lease, its own holder included, and one answered before it never gets
-// another. Half of the leases are shortened ones, whose message outlives them.
+// another. Half of the leases are shortened ones, whose message outlives them (H2).
 func TestTheEndIsExact(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 2})
@@ -167,7 +167,7 @@ func TestOwnLapsedLeaseIsNotHandedBack(t *testing.T) {
 	}
 }
 
-// TestRefusalsNameTheHolder: granted:false shows the whole lease that stands.
+// TestRefusalsNameTheHolder: granted:false shows the whole lease that stands (P11).
 func TestRefusalsNameTheHolder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 2})

@@ -44,7 +44,7 @@ func (a *tallied) of(k kinds.Kind) int {
 
 // TestHungOwners: 600 forwards of 30 s at once to owners that never answer are more than
 // there are places. Those over the share of an owner, or of a key, are refused, and the
-// forwards of the others go on.
+// forwards of the others go on (F8).
 func TestHungOwners(t *testing.T) {
 	t.Parallel()
 	const many = 600
@@ -127,7 +127,7 @@ func (r *rig) crowd(n int, call string, body []byte) *tallied {
 func pending(o *server.Options) { o.MaxPending = 512 << 20 }
 
 // TestLargeRequestsAtOnce: 480 requests of nearly 1 MB, or of 700 KB to an owner that takes
-// its time, are each answered, the connection they come over is not cut, and others go on.
+// its time, are each answered, the connection they come over is not cut, and others go on (P9).
 func TestLargeRequestsAtOnce(t *testing.T) {
 	const many = 480
 	large := append(append([]byte(`{"key":"k"`), bytes.Repeat([]byte(" "), 1<<20-100)...), '}')

@@ -262,7 +262,7 @@ func onHealthyMachine(t *testing.T, try func(t *testing.T) (wrong []string, wors
 	t.Errorf("in each of %d runs something was wrong, and something was held up for more than %v", tries, healthy)
 }
 
-// TestEventsOfOneKey: every change once, in order, with what the reply said.
+// TestEventsOfOneKey: every change once, in order, with what the reply said (E1).
 func TestEventsOfOneKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 3})
@@ -316,7 +316,7 @@ func TestEventsOfOneKey(t *testing.T) {
 }
 
 // TestE02ExpiryIsAnnounced: exactly one expired for the fence, within 3 s, told
-// apart from a release and from a put.
+// apart from a release and from a put (E3).
 func TestE02ExpiryIsAnnounced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 2})
@@ -523,7 +523,7 @@ func TestDurableConsumerSeesTheSame(t *testing.T) {
 }
 
 // TestE01GapsAreVisible: a subscriber that falls behind loses events. It sees
-// so in Nats-Last-Sequence, and owner gives it the state that is stored.
+// so in Nats-Last-Sequence, and owner gives it the state that is stored (E2).
 func TestE01GapsAreVisible(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})

@@ -45,7 +45,7 @@ func TestL08LateCallsDoNotHarm(t *testing.T) {
 	}
 }
 
-// TestI01KeysAndHolders: [A-Za-z0-9_-], 1 to 128 bytes, for both, everywhere.
+// TestI01KeysAndHolders: [A-Za-z0-9_-], 1 to 128 bytes, for both, everywhere (P3).
 func TestI01KeysAndHolders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -74,7 +74,7 @@ func TestI01KeysAndHolders(t *testing.T) {
 	}
 }
 
-// TestI03NamesOfMembers: twice, in other cases, or escaped, they are invalid.
+// TestI03NamesOfMembers: twice, in other cases, or escaped, they are invalid (P1).
 func TestI03NamesOfMembers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -104,7 +104,7 @@ func TestI03NamesOfMembers(t *testing.T) {
 }
 
 // TestI05Numbers: exact over all of uint64, in whatever form, here in a bucket
-// whose revisions are above 2^53, where floating point numbers have gaps.
+// whose revisions are above 2^53, where floating point numbers have gaps (P4).
 func TestI05Numbers(t *testing.T) {
 	t.Parallel()
 	const first = 9007199254740993 // 2^53 + 1
@@ -411,7 +411,7 @@ func (r *rig) repliesOn(nc *nats.Conn) func(endpoint string, body any) (*reply, 
 	}
 }
 
-// TestStoredMessagesAreReadable by the KV tools of NATS, key by key.
+// TestStoredMessagesAreReadable by the KV tools of NATS, key by key (E4).
 func TestStoredMessagesAreReadable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})

@@ -94,7 +94,7 @@ func TestRenewManyFits(t *testing.T) {
 }
 
 // TestRepliesFit: a server that takes less than it did is told leases without their meta, one
-// a page if need be, and a reply that cannot be made to fit is an error, never silence.
+// a page if need be, and a reply that cannot be made to fit is an error, never silence (P18).
 func TestRepliesFit(t *testing.T) {
 	t.Parallel()
 	for _, meta := range []string{strings.Repeat("\x1f", 512), strings.Repeat("\u2028", 170)} {

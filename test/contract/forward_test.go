@@ -318,7 +318,7 @@ func (r *rig) handOver(l *reply, to string) *reply {
 
 // TestForwardFollowsTheLease: an attempt is followed by another only when it
 // proved that the owner did not process the request and the lease has moved,
-// and by two at most.
+// and by two at most (F4).
 func TestForwardFollowsTheLease(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -461,7 +461,7 @@ func timed(t *testing.T, m *nats.Msg, most time.Duration) nats.Header {
 }
 
 // TestForwardDeadline: each owner that is asked is told what is left of the caller's time,
-// by default and as the caller says, and less after an attempt that took some.
+// by default and as the caller says, and less after an attempt that took some (F5).
 func TestForwardDeadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -483,7 +483,7 @@ func TestForwardDeadline(t *testing.T) {
 }
 
 // TestForwardHeaders: of the caller's headers only the trace context passes,
-// and nothing of the owner's but the rejection is looked at.
+// and nothing of the owner's but the rejection is looked at (F1).
 func TestForwardHeaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -516,7 +516,7 @@ func TestForwardHeaders(t *testing.T) {
 }
 
 // TestRejectionIsTheHeader: present is rejected, whatever its value and the
-// body; absent is an answer, whatever the body.
+// body; absent is an answer, whatever the body (F3).
 func TestRejectionIsTheHeader(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -535,7 +535,7 @@ func TestRejectionIsTheHeader(t *testing.T) {
 	}
 }
 
-// TestForwardPayloads arrive byte for byte, both ways, and so does nothing.
+// TestForwardPayloads arrive byte for byte, both ways, and so does nothing (P6).
 func TestForwardPayloads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})

@@ -43,7 +43,7 @@ func (r *rig) waits(nc *nats.Conn, subject, reply, key, holder string) {
 
 // TestGrantThatNobodyHears: callers that wait for a key go away in every way that NATS
 // can see. Each gets the key in its turn, and has it no longer than it takes to find
-// out that nobody heard of it.
+// out that nobody heard of it (P20).
 func TestGrantThatNobodyHears(t *testing.T) {
 	t.Parallel()
 	for instances := 1; instances <= 2; instances++ {

@@ -646,7 +646,7 @@ func requestTooLarge(t *testing.T) *rig {
 
 // TestOrderOfJudgement: unsupported before busy before invalid before the rest.
 // The first two are shown by the ways above, where garbage is answered
-// unsupported and busy; here an invalid request meets a bucket that is not sound.
+// unsupported and busy; here an invalid request meets a bucket that is not sound (P8).
 func TestOrderOfJudgement(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})

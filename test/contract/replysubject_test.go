@@ -16,7 +16,7 @@ import (
 // TestReplySubjectIsNoWeapon: a caller names the subject of its reply, and the service
 // publishes there with its own rights. Nothing comes of a request whose reply would be
 // written over a lease, reach an owner, give an order to JetStream, look like an event,
-// call the service itself, or go to whoever listens. This holds without any permissions.
+// call the service itself, or go to whoever listens. This holds without any permissions (P7).
 func TestReplySubjectIsNoWeapon(t *testing.T) {
 	r := newRig(t, setup{uncounted: true})
 	l := r.acquire("victim", "A", 60000)

@@ -71,7 +71,7 @@ func (r *rig) wantTTL(l *reply, want string) {
 
 // TestLeasesLiveTheirTime lives through leases of 1, 2 and 5 s: new, renewed
 // for as long, longer and shorter, taken after a longer one; seen by owner and
-// by a rival.
+// by a rival (P14).
 func TestLeasesLiveTheirTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})
@@ -186,7 +186,7 @@ func TestL06RenewedLeaseStillDies(t *testing.T) {
 }
 
 // TestLeasesAreRenewedForLongerThanTheirTTL: renewals every third keep a lease
-// of 1 s for 4 s, with one tenure, while a rival asks all the time.
+// of 1 s for 4 s, with one tenure, while a rival asks all the time (H4).
 func TestLeasesAreRenewedForLongerThanTheirTTL(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{instances: 2})
@@ -221,7 +221,7 @@ func TestLeasesAreRenewedForLongerThanTheirTTL(t *testing.T) {
 	r.renew(l, 1000)
 }
 
-// TestT06TTLBounds: whole seconds from 1 s to 10 min, and no rounding.
+// TestT06TTLBounds: whole seconds from 1 s to 10 min, and no rounding (P5).
 func TestT06TTLBounds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{})

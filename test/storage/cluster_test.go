@@ -17,7 +17,7 @@ import (
 
 // TestLeaderChanges is row 7: twenty clients make all calls on a cluster while
 // the bucket's leader steps down every two seconds. No acknowledged grant is
-// lost, nothing is internal, and nobody is denied a key that nobody holds.
+// lost, nothing is internal, and nobody is denied a key that nobody holds (H7).
 func TestLeaderChanges(t *testing.T) {
 	run := 15 * time.Second
 	if long {

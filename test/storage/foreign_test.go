@@ -53,7 +53,7 @@ func foreignRecord(t *testing.T, c *caller, key string) {
 }
 
 // TestForeignPut: a value put by the nats CLI is nobody's lease until it is
-// taken away, wherever it lands.
+// taken away, wherever it lands (P16).
 func TestForeignPut(t *testing.T) {
 	t.Parallel()
 	n := testnats.Server(t)
@@ -302,7 +302,7 @@ func TestPurgedStream(t *testing.T) {
 }
 
 // TestMessagesOnTheEventSubject: whatever is published where the change events
-// are, no answer of the service comes from it.
+// are, no answer of the service comes from it (E5).
 func TestMessagesOnTheEventSubject(t *testing.T) {
 	t.Parallel()
 	n := testnats.Server(t)

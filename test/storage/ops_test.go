@@ -383,7 +383,7 @@ func TestOldServerOnTheStore(t *testing.T) {
 }
 
 // TestParallelRenewals is L13: of eight renewals with one revision one is
-// renewed and seven are lost; nothing is internal, nothing is an error.
+// renewed and seven are lost; nothing is internal, nothing is an error (P12).
 func TestParallelRenewals(t *testing.T) {
 	t.Parallel()
 	cl := testnats.Cluster(t, 3)

@@ -119,7 +119,7 @@ func TestServerShowsWhatWasReplaced(t *testing.T) {
 
 // TestServerReadsFromADeposedLeader: a stream leader that is cut off from its peers
 // goes on answering reads, when another leads and has stored more. It notices after
-// some ten seconds, about when the others elect, so it takes a few tries to see it.
+// some ten seconds, about when the others elect, so it takes a few tries to see it (P13).
 func TestServerReadsFromADeposedLeader(t *testing.T) {
 	t.Parallel()
 	c := three(t)
