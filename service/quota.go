@@ -38,7 +38,7 @@ func (q *quota) take(a *attempt) *kinds.Error {
 	counted, same := q.view.counts(a.w.Key, a.rec.Holder)
 	switch {
 	case q.all > 0 && !counted && !q.fits(q.all, func() int { return int(q.view.held.Load()) }, ""):
-		return kinds.Errorf(kinds.OverQuota, "the limit of %d leases is reached", q.all)
+		return kinds.Errorf(kinds.OverQuota, "the limit of %d leases is reached", q.all) // P21
 	case q.each > 0 && !same && !q.fits(q.each, func() int { return q.view.holders.count(a.rec.Holder) }, a.rec.Holder):
 		return kinds.Errorf(kinds.OverQuota, "the limit of %d leases of one holder is reached", q.each)
 	}

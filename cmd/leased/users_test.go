@@ -101,12 +101,12 @@ func TestConnectionsOfTheirOwn(t *testing.T) {
 	ns := startNATS(t, `authorization { users: [
 		{user: store, password: p, permissions: {
 			publish: ["$JS.API.>", "$KV.leases.>", "$SRV.STATS.dagnats-api"], subscribe: ["_INBOX_s.>", "$JS.EVENT.ADVISORY.>"] }}
-		{user: front, password: p, permissions: { publish: ["_INBOX.>", "_INBOX_s.peers.>"], subscribe: ["api.leases.*", "$SRV.>"] }}
+		{user: front, password: p, permissions: { publish: ["_INBOX.>", "_INBOX_s.peers.>"], subscribe: ["api.leases.*", "$SRV.>", "_INBOX_f.>"] }}
 		{user: hop, password: p, permissions: { publish: ["dagnats.lease.inbox.>"], subscribe: ["_INBOX_h.>"] }}
 		{user: all, password: p}
 	] }`)
 	url := fmt.Sprintf("nats://127.0.0.1:%d", ns.Addr().(*net.TCPAddr).Port)
-	front := writeFile(t, "front.json", `{"url":"nats://nowhere:1","user":"front","password":"env://LEASED_TEST_PASSWORD"}`)
+	front := writeFile(t, "front.json", `{"url":"nats://nowhere:1","user":"front","password":"env://LEASED_TEST_PASSWORD","inbox_prefix":"_INBOX_f"}`)
 	hop := writeFile(t, "hop.json", `{"user":"hop","password":"p","inbox_prefix":"_INBOX_h"}`)
 	for name, env := range map[string][]string{
 		"flags":       nil,

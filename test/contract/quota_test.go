@@ -35,7 +35,7 @@ func (r *rig) hoard(n int, key string, holders ...string) (granted []*reply) {
 
 // TestQuotaOfLeases: of 1000 keys that one client asks for at once it gets as many as there may be,
 // neither more nor less, and what is held goes on: it is renewed, taken over by its holder
-// when it ended, and released, which makes room for one more.
+// when it ended, and released, which makes room for one more (P21).
 func TestQuotaOfLeases(t *testing.T) {
 	t.Parallel()
 	const most = 100
