@@ -340,9 +340,17 @@ func benchLanes(ctx context.Context, e *env, t topology, callers int, lanes []la
 			case w.storm:
 				c = storm(ctx, lanes[i].run, callers, e.opts.ends)
 			default:
+				unhang := func() {}
+				if w.hung {
+					var err error
+					if unhang, err = system.(hanger).hang(ctx); err != nil {
+						return err
+					}
+				}
 				end := lanes[i].run.list(ctx, w.listers)
 				c = drive(ctx, callers, e.opts.warm, max(e.opts.length, w.length)/shorter, system.procs(), lanes[i].unit)
 				c.Pages = end()
+				unhang()
 			}
 			c.Topology, c.Workload, c.Target, c.Round, c.Held = t.name, w.name, lanes[i].run.target.name, round, w.held
 			rep.Cells = append(rep.Cells, c)

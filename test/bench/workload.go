@@ -44,6 +44,7 @@ type workload struct {
 	with    string
 	storm   bool // renewals are measured while many other leases end
 	listers int  // who follow the pages of all leases meanwhile, and begin again
+	hung    bool // forwards go to an owner who never answers meanwhile
 	unit    func(r *run, callers int) func(ctx context.Context, w *worker) error
 }
 
@@ -62,6 +63,10 @@ func workloads() []workload {
 	listOver := func(name, with, about string, listers int) workload {
 		return workload{name: name, about: "renew, leases held as in renew1m, " + about, callers: at64, group: "list", with: with,
 			listers: listers, only: []string{"leased-before", "leased", "embedded"}, base: "leased", unit: renewUnit}
+	}
+	hungBeside := func(name, with, about string, hung bool) workload {
+		return workload{name: name, about: "1 KB to the holder and back, " + about, callers: at64, held: 1_000, group: "hung", with: with, hung: hung,
+			only: []string{"leased-before", "leased", "embedded"}, base: "leased", owners: true, unit: forwardUnit}
 	}
 	return []workload{
 		{name: "cycle", about: "acquire a free key, 3 renewals, release; each call is one operation", unit: cycleUnit},
@@ -86,6 +91,8 @@ func workloads() []workload {
 		listOver("list1m-64", "list1m", "64 list them", 64),
 		{name: "expire300k", about: "renew, while 300000 other leases (or as -ends says) end within a second", callers: []int{16}, held: 1_000, storm: true,
 			only: []string{"leased-before", "leased", "embedded"}, base: "leased"},
+		hungBeside("hungowner", "", "and nothing else", false),
+		hungBeside("hungowner-600", "hungowner", "while 600 at once and 17/s more, of 30 s each, go to an owner who never answers", true),
 		{name: "restart", about: "from SIGTERM to ready, leases held as in renew1m; p50 is the time", callers: []int{1},
 			only: []string{"leased-before", "leased", "embedded"}},
 	}
@@ -429,6 +436,81 @@ func forwardUnit(r *run, callers int) func(context.Context, *worker) error {
 			return r.session(w.id).(forwarder).forward(key, heldHolder, payload)
 		})
 	}
+}
+
+// A hanger can have an owner that does not answer.
+type hanger interface {
+	hang(ctx context.Context) (end func(), err error)
+}
+
+// hang sends forwards to an owner who does not answer before end is called: a crowd at
+// once, and then as many as take all of 512 places for good where each takes one for 30 s.
+func (s *natsSystem) hang(ctx context.Context) (end func(), err error) {
+	nc, err := nats.Connect(s.urls[0])
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var unanswered []*nats.Msg
+	over := false
+	var refused atomic.Int64
+	_, err = nc.Subscribe("dagnats.lease.inbox.hung.>", func(m *nats.Msg) {
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			_ = m.Respond(nil)
+			return
+		}
+		unanswered = append(unanswered, m)
+	})
+	if err == nil {
+		_, err = nc.Request("api.leases.acquire", []byte(`{"key":"hung","holder":"hung","ttl_ms":600000}`), opTimeout)
+	}
+	var replies *nats.Subscription
+	inbox := nc.NewInbox()
+	if err == nil {
+		replies, err = nc.Subscribe(inbox, func(*nats.Msg) { refused.Add(1) })
+	}
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	send := func(n int) {
+		for range n {
+			_ = nc.PublishRequest("api.leases.forward", inbox, []byte(`{"key":"hung","timeout_ms":30000}`))
+		}
+	}
+	const crowd = 600
+	send(crowd)
+	taken := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(unanswered) + int(refused.Load())
+	}
+	for limit := time.Now().Add(opTimeout); taken() < crowd && time.Now().Before(limit) && ctx.Err() == nil; {
+		pause(ctx, time.Millisecond)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var more sync.WaitGroup
+	more.Go(func() {
+		for ctx.Err() == nil {
+			pause(ctx, time.Second/17)
+			send(1)
+		}
+	})
+	return func() {
+		cancel()
+		more.Wait()
+		mu.Lock()
+		over = true
+		for _, m := range unanswered {
+			_ = m.Respond(nil)
+		}
+		mu.Unlock()
+		_ = replies.Unsubscribe()
+		_ = nc.Flush()
+		nc.Close()
+	}, nil
 }
 
 // answerForwards opens the connection of the owner of all held leases, who
