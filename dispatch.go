@@ -91,11 +91,7 @@ func (ep *endpoint) take(m micro.Request) {
 		ep.fail(in, kinds.Errorf(kinds.Busy, "the limit of calls in flight is reached: %d places, one for each %d bytes of a request", ep.limit.places, ep.limit.bytes))
 		return
 	}
-	if in.places = places; !ep.Slow && size > maxCallRequest {
-		ep.leave(in)
-		ep.fail(in, kinds.Errorf(kinds.Invalid, "the request has %d bytes with its headers; only that of a forward may have more than %d", size, maxCallRequest))
-		return
-	}
+	in.places = places
 	s.calls.Add(1)
 	if !ep.start(in) {
 		s.workers.run(func() { ep.handle(in) })
@@ -123,10 +119,10 @@ type incoming struct {
 
 // start begins a lease call whose request is in plain form: nothing waits for it,
 // the store's reply goes on with it. Any other request, and so every refusal, is
-// left to handle; so is everything while a connection is away, because publishing
+// left to handle; so are long requests, which take longer to read than others may wait; so is everything while a connection is away, because publishing
 // on it then waits for as long as it is dialled.
 func (ep *endpoint) start(in incoming) (begun bool) {
-	if ep.lease == nil || ep.s.away.Load() {
+	if ep.lease == nil || len(in.data) > longRequest || ep.s.away.Load() {
 		return false
 	}
 	var c service.Command

@@ -8,16 +8,16 @@ const (
 	// with the number of requests their bytes are limited: at the defaults to 64 MiB of either.
 	callBytes    = 16 << 10
 	forwardBytes = 128 << 10
-	// maxCallRequest is how long the request of a call other than a forward may be:
+	// longRequest is what is read apart from the goroutine that takes the requests of a call:
 	// 1000 leases with the longest keys take 170 KiB.
-	maxCallRequest = 256 << 10 // P9
+	longRequest = 256 << 10
 	// pendingBytes is what nats.go keeps of an endpoint's requests until take has them, and
 	// drops above. Nothing waits in take, but where a crowd sends, what reads from the
 	// connection may run for longer than take does.
 	pendingBytes = 256 << 20
 )
 
-// limit bounds the requests that are being answered, and their bytes.
+// limit bounds the requests that are being answered, and their bytes (P9).
 type limit struct {
 	places int64
 	bytes  int // that go with one place
