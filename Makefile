@@ -61,7 +61,7 @@ fault-long:
 HOSTILE = $(GO) test ./test/hostile -run 'TestHostile$$' -v
 
 hostile:
-	$(HOSTILE) -timeout 15m -hostile.length 1m45s
+	$(HOSTILE) -timeout 15m -hostile.length 1m30s
 
 hostile-long:
 	$(HOSTILE) -timeout 120m -hostile.length 45m

@@ -82,11 +82,11 @@ func massExpiry(ctx context.Context, s *stage, t *tally) {
 	}
 }
 
-// huge sends bursts of 64 requests of 1 MB, less what NATS adds, over 4 connections,
-// every 10 s: as much as nats-server lets wait for a connection. Each must be
-// answered: with invalid, busy or what is true.
+// huge sends 480 requests of 1 MB, less what NATS adds, at once over 8 connections, 30 s
+// after the start and every 2 minutes then: several times what nats-server lets wait
+// for a connection. Each must be answered: with invalid, busy or what is true.
 func huge(ctx context.Context, s *stage, t *tally) {
-	const connections, each = 4, 16
+	const connections, each = 8, 60
 	var conns []*nats.Conn
 	for range connections {
 		nc := s.connect(s.roles["holder"], name("huge"), t)
@@ -98,14 +98,14 @@ func huge(ctx context.Context, s *stage, t *tally) {
 	}
 	body := append([]byte(`{"key":"huge","payload":"`), bytes.Repeat([]byte("A"), 1<<20-200)...)
 	body = append(body, `"}`...)
-	every(ctx, 10*time.Second, func() {
+	for pause(ctx, 30*time.Second); ctx.Err() == nil; pause(ctx, 2*time.Minute) {
 		together(connections*each, func(i int) {
 			a := t.ask(conns[i%connections], "owner", body, 10*time.Second)
 			if a.how == "silence" || a.how == "nobody there" || a.how == "no connection" {
 				s.judge.found("huge", "a request of 1 MB is answered with %s", a.how)
 			}
 		})
-	})
+	}
 }
 
 // bigReplies renews 500 leases at a time whose reply is larger than max_payload, as

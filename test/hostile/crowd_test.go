@@ -182,35 +182,35 @@ func (s *stage) waitAmongGhosts(ctx context.Context, t *tally) {
 	})
 }
 
-// hungOwner holds a key and never answers what is forwarded to it: 20 forwards of
-// 30 s a second, which is more than 512 at a time. The forwards among the honest go
-// on meanwhile, as the histories show.
+// hungOwner holds a key and never answers what is forwarded to it: 40 forwards of
+// 30 s a second, which is more than the 512 at a time that each instance takes. The
+// forwards among the honest go on meanwhile, as the histories show.
 func hungOwner(ctx context.Context, s *stage, t *tally) {
-	nc := s.connect(s.roles[ownerRole], name("hung"), t)
+	r := s.roles[ownerRole]
+	nc := s.connect(r, name("hung"), t)
 	if nc == nil {
 		return
 	}
 	defer nc.Close()
-	if _, err := nc.Subscribe("dagnats.lease.inbox."+ownerRole+".>", func(*nats.Msg) { t.end("swallowed") }); err != nil {
+	if _, err := nc.Subscribe("dagnats.lease.inbox."+r.name+".>", func(*nats.Msg) { t.end("swallowed") }); err != nil {
 		s.judge.found("harness", "the hung owner has no inbox: %v", err)
 		return
 	}
 	together(2, func(part int) {
 		if part == 0 {
-			var rev uint64
-			every(ctx, 3*time.Second, func() {
-				if rev != 0 {
-					rev = t.ask(nc, "renew", object{"key": "hung", "holder": ownerRole, "revision": rev, "ttl_ms": 10_000}, 5*time.Second).Revision
+			for ctx.Err() == nil {
+				a := t.ask(nc, "acquire", object{"key": "hung", "holder": r.name, "ttl_ms": 10_000}, 5*time.Second)
+				for a.how == "granted" && ctx.Err() == nil {
+					pause(ctx, 3*time.Second)
+					a = t.ask(nc, "renew", object{"key": "hung", "holder": r.name, "revision": a.Revision, "ttl_ms": 10_000}, 5*time.Second)
 				}
-				if rev == 0 {
-					rev = t.ask(nc, "acquire", object{"key": "hung", "holder": ownerRole, "ttl_ms": 10_000}, 5*time.Second).Revision
-				}
-			})
+				pause(ctx, 100*time.Millisecond)
+			}
 			return
 		}
 		inbox := nc.NewInbox()
 		_, _ = nc.Subscribe(inbox, func(m *nats.Msg) { t.end(kindOf(m.Data)) })
-		every(ctx, 50*time.Millisecond, func() {
+		every(ctx, 25*time.Millisecond, func() {
 			t.try(1)
 			_ = nc.PublishRequest("api.leases.forward", inbox, []byte(`{"key":"hung","timeout_ms":30000,"payload":"aGVsbG8="}`))
 		})

@@ -53,9 +53,11 @@ func keeperHolder(i int) string { return fmt.Sprintf("%sholder-%d", honestPrefix
 func (h *honest) start(ctx context.Context, s *stage) (wait func()) {
 	t := s.t
 	t.Helper()
-	holder := s.roles[honestRole]
+	own := s.roles[honestRole]
 	connect := func(i int) (*nats.Conn, error) {
-		return nats.Connect(strings.Join(s.urls, ","), options(holder, fmt.Sprintf("honest-%d", i))...)
+		// A second answer to one forward is not permitted, and not missed.
+		quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
+		return nats.Connect(strings.Join(s.urls, ","), append(options(own, fmt.Sprintf("honest-%d", i)), quiet)...)
 	}
 	var wg, ready sync.WaitGroup
 	for i := range keepers {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -21,7 +22,7 @@ import (
 var nasty = []string{"\x1b[2J\x1b[31m", "\x1b]0;owned\x07", "\x00", "a\r\nb", "\u009b31m", "\u202e", "\u2028", "\x7f", strings.Repeat("\x1b[8m", 100)}
 
 // text puts control characters wherever a caller may write something, 5 a second,
-// and reads them back with leased ls every 5 s.
+// and reads them back with leased ls, on a terminal, every 5 s.
 func text(ctx context.Context, s *stage, t *tally) {
 	nc := s.connect(s.roles["holder"], name("text"), t)
 	if nc == nil {
@@ -47,10 +48,11 @@ func text(ctx context.Context, s *stage, t *tally) {
 			return
 		}
 		r := s.roles["watcher"]
-		ls := exec.CommandContext(ctx, testnats.LeasedBinary(s.t), "ls", "--server", strings.Join(s.urls, ","), "--user", r.name, "--password", r.password, "--inbox-prefix", r.inbox+".ls", prefix)
-		ls.Env = append(os.Environ(), "NO_COLOR=1")
-		out, err := ls.CombinedOutput()
-		switch at := bytes.IndexFunc(out, func(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' }); {
+		// ls shows meta on a terminal only, which script gives it.
+		ls := fmt.Sprintf("%s ls --server %s --user %s --password %s --inbox-prefix %s.ls %s",
+			testnats.LeasedBinary(s.t), strings.Join(s.urls, ","), r.name, r.password, r.inbox, prefix)
+		out, err := exec.CommandContext(ctx, "script", "--quiet", "--return", "--command", ls, "/dev/null").CombinedOutput()
+		switch at := bytes.IndexFunc(out, obeyed); {
 		case at >= 0:
 			s.judge.found("control characters", "leased ls shows %q", clip(out[at:]))
 		case ctx.Err() != nil:
@@ -61,6 +63,12 @@ func text(ctx context.Context, s *stage, t *tally) {
 			t.end("ls clean")
 		}
 	})
+}
+
+// obeyed says whether a terminal does something else with c than to show it, the ends
+// of lines aside.
+func obeyed(c rune) bool {
+	return unicode.IsControl(c) && !strings.ContainsRune("\r\n\t", c) || unicode.Is(unicode.Bidi_Control, c)
 }
 
 // garbage sends what is no request: the corpus of bad requests, nesting, noise, and
