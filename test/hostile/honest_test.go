@@ -3,7 +3,8 @@ package hostile
 import (
 	"context"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -211,15 +212,24 @@ func (h *honest) stand(ctx context.Context, c *client.Client) {
 	}
 }
 
-// renewals are how long the keepers waited for each renewal, the shortest first.
-func (h *honest) renewals() (ds []time.Duration) {
+// renewals are how long the keepers waited for each renewal, the shortest first, and
+// how many took longer than p99 in which second of the run.
+func (h *honest) renewals() (ds []time.Duration, slow string) {
+	in := map[int64]int{}
 	for _, op := range h.rec.Ops() {
-		if op.Call == fault.Renew && op.Client < keepers {
-			ds = append(ds, time.Duration(op.End-op.Start))
+		if op.Call != fault.Renew || op.Client >= keepers {
+			continue
+		}
+		took := time.Duration(op.End - op.Start)
+		if ds = append(ds, took); took > p99 {
+			in[op.Start/int64(time.Second)]++
 		}
 	}
-	sort.Slice(ds, func(i, j int) bool { return ds[i] < ds[j] })
-	return ds
+	slices.Sort(ds)
+	for _, second := range slices.Sorted(maps.Keys(in)) {
+		slow += fmt.Sprintf(" %d s: %d", second, in[second])
+	}
+	return ds, slow
 }
 
 // quantile of sorted durations.

@@ -146,9 +146,9 @@ func run(t *testing.T, topology string, length time.Duration) {
 		}
 	}
 
-	ds := s.honest.renewals()
+	ds, slow := s.honest.renewals()
 	if q := quantile(ds, 0.99); q > p99 {
-		s.judge.found("slow", "p99 of the honest renewals is %v, more than %v", q, p99)
+		s.judge.found("slow", "p99 of the honest renewals is %v, more than %v; slower ones by second:%s", q, p99, slow)
 	}
 	for _, a := range as {
 		if a.tally.tried < a.mustTry {
