@@ -40,7 +40,7 @@ func attacks() []*attack {
 		// crowd_test.go
 		{name: "pollers", does: "64 pollers that ask for 8 fresh keys at the same instant", least: 2500, run: pollers},
 		{name: "snatch", does: "acquires, renewals and releases of honest keys with wrong pairs", least: 250, run: snatch},
-		{name: "ghosts", does: "thousands of waiting acquires of connections that are closed at once", least: 5000, run: ghosts},
+		{name: "ghosts", does: "thousands of waiting acquires of connections that are closed at once", least: 15000, run: ghosts},
 		{name: "hung", does: "forwards of 30 s to an owner that never answers", least: 1000, run: hungOwner},
 		// bulk_test.go
 		{name: "list", does: "readers of whole lists", least: 200, run: listers},

@@ -212,12 +212,12 @@ func (h *honest) stand(ctx context.Context, c *client.Client) {
 	}
 }
 
-// renewals are how long the keepers waited for each renewal, the shortest first, and
-// how many took longer than p99 in which second of the run.
-func (h *honest) renewals() (ds []time.Duration, slow string) {
+// renewals are how long the keepers waited for each renewal that they sent at a time of
+// [from, to], the shortest first, and how many took longer than p99 in which second.
+func (h *honest) renewals(from, to int64) (ds []time.Duration, slow string) {
 	in := map[int64]int{}
 	for _, op := range h.rec.Ops() {
-		if op.Call != fault.Renew || op.Client >= keepers {
+		if op.Call != fault.Renew || op.Client >= keepers || op.Start < from || op.Start > to {
 			continue
 		}
 		took := time.Duration(op.End - op.Start)

@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"slices"
@@ -75,6 +76,7 @@ func run(t *testing.T, topology string, length time.Duration) {
 	before := s.levels()
 	consumers := s.consumers()
 
+	began := rec.Clock.Now()
 	hostile, stop := context.WithTimeout(context.Background(), length)
 	defer stop()
 	var attacking sync.WaitGroup
@@ -95,6 +97,7 @@ func run(t *testing.T, topology string, length time.Duration) {
 			last.Restart()
 		}
 	}
+	ended := rec.Clock.Now()
 	attacking.Wait()
 
 	// What attackers hold lasts 20 s at the most, what they wait for 30 s.
@@ -113,7 +116,7 @@ func run(t *testing.T, topology string, length time.Duration) {
 	// The runtime gives memory back by and by.
 	var after []level
 	var over []string
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Second) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		after, over = s.levels(), nil
 		for i := range after {
 			for _, what := range after[i].over(before[i]) {
@@ -146,7 +149,7 @@ func run(t *testing.T, topology string, length time.Duration) {
 		}
 	}
 
-	ds, slow := s.honest.renewals()
+	ds, slow := s.honest.renewals(began, ended)
 	if q := quantile(ds, 0.99); q > p99 {
 		s.judge.found("slow", "p99 of the honest renewals is %v, more than %v; slower ones by second:%s", q, p99, slow)
 	}
@@ -186,16 +189,14 @@ func (s *stage) until(within time.Duration, otherwise string, so func(map[string
 }
 
 // levels are what each instance uses.
-func (s *stage) levels() (ls []level) {
+func (s *stage) levels() []level {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for i, svc := range s.services {
-		l, err := measure(ctx, svc.HTTP())
-		if err != nil {
-			s.t.Fatalf("instance %d: %v", i, err)
-		}
-		ls = append(ls, l)
+	ls, errs := make([]level, len(s.services)), make([]error, len(s.services))
+	together(len(ls), func(i int) { ls[i], errs[i] = measure(ctx, s.services[i].HTTP()) })
+	if err := errors.Join(errs...); err != nil {
+		s.t.Fatal(err)
 	}
 	return ls
 }

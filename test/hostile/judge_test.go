@@ -229,8 +229,8 @@ func (l level) over(before level) (what []string) {
 	return what
 }
 
-// measure reads what the instance uses, garbage aside: it waits for two
-// collections, which the scrapes themselves bring about.
+// measure reads what the instance uses, garbage aside: it waits for two collections, of
+// which the second began after it did; the scrapes themselves bring them about.
 func measure(ctx context.Context, address string) (l level, err error) {
 	var last float64
 	for collections := 0; collections < 3; {
