@@ -119,8 +119,9 @@ type incoming struct {
 
 // start begins a lease call whose request is in plain form: nothing waits for it,
 // the store's reply goes on with it. Any other request, and so every refusal, is
-// left to handle; so are long requests, which take longer to read than others may wait; so is everything while a connection is away, because publishing
-// on it then waits for as long as it is dialled.
+// left to handle; so are long requests, which take longer to read than others may
+// wait; so is everything while a connection is away, because publishing on it then
+// waits for as long as it is dialled.
 func (ep *endpoint) start(in incoming) (begun bool) {
 	if ep.lease == nil || len(in.data) > longRequest || ep.s.away.Load() {
 		return false

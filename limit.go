@@ -24,13 +24,18 @@ type limit struct {
 	taken  atomic.Int64
 }
 
-// enter takes the places for a request of size bytes, if they are free. A request that
-// would need more than there are takes them all.
+// enter takes the places for a request of size bytes, if they are free. What takes more
+// than one leaves a quarter of them to those that take one: a crowd of long requests does not
+// keep the others out. A request that would need more than that takes as many.
 func (l *limit) enter(size int) (places int64, ok bool) {
-	places = min(1+int64(max(0, size-1)/l.bytes), l.places)
+	places, most := 1+int64(max(0, size-1)/l.bytes), l.places
+	if places > 1 {
+		most -= most / 4
+		places = min(places, most)
+	}
 	for {
 		taken := l.taken.Load()
-		if taken+places > l.places {
+		if taken+places > most {
 			return 0, false
 		}
 		if l.taken.CompareAndSwap(taken, taken+places) {
