@@ -99,8 +99,14 @@ type Leases struct {
 func newLeases(store Store, guard Guard, v *view, obs Observer, log *slog.Logger) *Leases {
 	w, sup := newWaiters(v), &supervisor{obs, log}
 	w.sup = sup
-	v.changed = w.changed
-	return &Leases{sup: sup, store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, told: &handovers{log: log}, waiters: w, leaving: make(chan struct{})}
+	l := &Leases{sup: sup, store: store, Guard: guard, view: v, clock: v.clock, obs: obs, log: log, told: &handovers{log: log}, waiters: w, leaving: make(chan struct{})}
+	v.changed = func(key string, free bool) {
+		w.changed(key, free)
+		if free {
+			l.endRest(key)
+		}
+	}
+	return l
 }
 
 // Do takes one command to its answer: look, decide, write once, and look again

@@ -25,11 +25,18 @@ type rounds struct {
 	}
 }
 
-// round is the time of one write of a key, or of one read for those in line.
+// round is the time of one write of a key, or of one read for those in line and the
+// rest after it.
 type round struct {
 	line  []sitter
 	limit *time.Timer // once somebody stands in line
+	rests bool
 }
+
+// rest is how long after several were told that the key is held those who came since
+// wait for the next read. A crowd that asks without a pause would have one under way all
+// the time. The rest ends when the key is freed.
+const rest = 5 * time.Millisecond
 
 // sitter is an acquire that can stand in line.
 type sitter interface {
@@ -56,6 +63,15 @@ func (l *Leases) enter(key string, t *round, who sitter) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := sh.open[key]
+	if now != nil && now.rests && t != nil && who == nil { // it is being freed
+		t.line = now.line
+		sh.open[key] = t
+		now.limit.Stop()
+		if len(t.line) > 0 {
+			l.limitRound(key, t, tryTimeout)
+		}
+		return true
+	}
 	switch {
 	case now == nil && t != nil:
 		if sh.open == nil {
@@ -70,12 +86,38 @@ func (l *Leases) enter(key string, t *round, who sitter) bool {
 	}
 	now.line = append(now.line, who)
 	if now.limit == nil {
-		now.limit = time.AfterFunc(tryTimeout, func() {
-			defer l.sup.rescue("rounds", nil)
-			l.endRound(key, now, nil)
-		})
+		l.limitRound(key, now, tryTimeout)
 	}
 	return false
+}
+
+// limitRound ends t after d at the latest. Its shard is locked.
+func (l *Leases) limitRound(key string, t *round, d time.Duration) {
+	t.limit = time.AfterFunc(d, func() {
+		defer l.sup.rescue("rounds", nil)
+		l.endRound(key, t, nil)
+	})
+}
+
+// restRound makes t the rest after a round. Its shard is locked.
+func (l *Leases) restRound(key string, t *round) {
+	shard, _ := l.view.place(key)
+	l.rounds.shards[shard].open[key] = t
+	t.rests = true
+	l.limitRound(key, t, rest)
+}
+
+// endRest ends the rest of a key that was freed, if there is one.
+func (l *Leases) endRest(key string) {
+	shard, _ := l.view.place(key)
+	sh := &l.rounds.shards[shard]
+	sh.mu.Lock()
+	now := sh.open[key]
+	rests := now != nil && now.rests
+	sh.mu.Unlock()
+	if rests {
+		l.endRound(key, now, nil)
+	}
 }
 
 // endRound ends t, if it is open still. won is the write, if it took the key and
@@ -94,7 +136,9 @@ func (l *Leases) endRound(key string, t *round, won *attempt) {
 		sh.mu.Unlock()
 		return
 	}
-	t.limit.Stop()
+	if t.limit != nil {
+		t.limit.Stop()
+	}
 	slices.SortStableFunc(line, func(a, b sitter) int { return a.came().Compare(b.came()) })
 	beaten := 0
 	if won != nil {
@@ -102,10 +146,16 @@ func (l *Leases) endRound(key string, t *round, won *attempt) {
 			return cmp.Or(s.came().Compare(sent), -1) // at the same time is before
 		})
 	}
+	waiting := line[beaten:]
 	var reading *round
-	if _, free := l.guess(Command{Op: OpAcquire, Key: key}); free || beaten == len(line) {
+	_, free := l.guess(Command{Op: OpAcquire, Key: key})
+	switch {
+	case beaten > 1:
+		l.restRound(key, &round{line: waiting})
+		waiting = nil
+	case free || len(waiting) == 0:
 		delete(sh.open, key)
-	} else { // who comes from now on waits for the read
+	default: // who comes from now on waits for the read
 		reading = &round{}
 		sh.open[key] = reading
 	}
@@ -113,9 +163,8 @@ func (l *Leases) endRound(key string, t *round, won *attempt) {
 	for _, s := range line[:beaten] {
 		s.next(outcome{won: won})
 	}
-	rest := line[beaten:]
 	if reading == nil {
-		for _, s := range rest {
+		for _, s := range waiting {
 			s.next(outcome{})
 		}
 		return
@@ -124,15 +173,19 @@ func (l *Leases) endRound(key string, t *round, won *attempt) {
 	l.startRead(key, func(e Entry, err error) {
 		sh.mu.Lock()
 		var late []sitter
-		if sh.open[key] == reading { // else it ended, for the read took long
-			late = reading.line
-			delete(sh.open, key)
-		}
 		if reading.limit != nil {
 			reading.limit.Stop()
 		}
+		if sh.open[key] == reading { // else it ended, for the read took long
+			if _, left := l.view.last(key, time.Now()); left > 0 && err == nil && e.isLease() && len(waiting) > 1 {
+				l.restRound(key, reading)
+			} else {
+				late = reading.line
+				delete(sh.open, key)
+			}
+		}
 		sh.mu.Unlock()
-		for _, s := range rest {
+		for _, s := range waiting {
 			s.next(outcome{read: true, Entry: e, seen: seen, err: err})
 		}
 		for _, s := range late {

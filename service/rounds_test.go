@@ -130,6 +130,57 @@ func TestOneRound(t *testing.T) {
 	})
 }
 
+// TestRest: a crowd that asks for a held key without a pause makes a read now and then,
+// nobody waits long for it, and the key is taken as soon as it is free, whoever freed it.
+func TestRest(t *testing.T) {
+	onCounted(t, func(t *testing.T, l *Leases, s *countedStore) {
+		won := crowd(l, "k", 16)[0].Lease
+		began := time.Now()
+		s.gets.Store(0)
+		s.puts.Store(0)
+		var all sync.WaitGroup
+		var taken atomic.Int64 // when, since began
+		for i := range 16 {
+			all.Go(func() {
+				for taken.Load() == 0 {
+					asked := time.Now()
+					res, err := do(l, Command{Op: OpAcquire, Key: "k", Holder: fmt.Sprint("w", i), TTL: time.Minute})
+					if took := time.Since(asked); err != nil || took > 4*rest {
+						t.Errorf("%v, %v after %v", res.Kind, err, took)
+					}
+					if err == nil && res.Kind == kinds.Granted {
+						taken.Store(int64(time.Since(began)))
+					}
+				}
+			})
+		}
+		time.Sleep(200 * time.Millisecond)
+		if gets := s.gets.Load(); gets < 10 || gets > 45 {
+			t.Errorf("%d reads in 200 ms", gets)
+		}
+		// Another instance frees it.
+		e := Entry{Key: "k", Revision: won.Revision, At: time.Now(), Record: &Record{Holder: won.Holder, TTLMillis: 60_000, AcquiredAt: 1}}
+		_, freed := l.compose("k", tombstone(&e, won.Revision, Released))
+		if _, err := s.apply(freed); err != nil {
+			t.Fatal(err)
+		}
+		all.Wait()
+		if at := time.Duration(taken.Load()); at > 200*time.Millisecond+4*rest {
+			t.Errorf("it was taken %v after it was freed", at-200*time.Millisecond)
+		}
+		if puts := s.puts.Load(); puts > 2 {
+			t.Errorf("%d writes", puts)
+		}
+
+		// One that comes alone later waits for nothing but its read.
+		time.Sleep(time.Second)
+		asked := time.Now()
+		if res, err := do(l, Command{Op: OpAcquire, Key: "k", Holder: "alone", TTL: time.Minute}); err != nil || res.Kind != kinds.Denied || time.Since(asked) > 7*time.Millisecond {
+			t.Errorf("%v, %v after %v", res.Kind, err, time.Since(asked))
+		}
+	})
+}
+
 // TestSameHolderInLine: a holder that asks twice gets its own lease both times.
 func TestSameHolderInLine(t *testing.T) {
 	onCounted(t, func(t *testing.T, l *Leases, s *countedStore) {
