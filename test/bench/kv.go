@@ -61,7 +61,8 @@ func (c kvCaller) acquire(key, holder string, ttl time.Duration) (uint64, error)
 	ctx, cancel := opContext()
 	defer cancel()
 	revision, err := c.kv.Create(ctx, key, record(key, holder, "acquired", ttl), jetstream.KeyTTL(ttl))
-	if errors.Is(err, jetstream.ErrKeyExists) {
+	const inFlight = 10164 // another write of the key is being decided
+	if e, ok := errors.AsType[*jetstream.APIError](err); errors.Is(err, jetstream.ErrKeyExists) || ok && e.ErrorCode == inFlight {
 		err = errHeld
 	}
 	return revision, err
