@@ -26,7 +26,7 @@ var codes = map[kinds.Kind]string{
 
 // answerable is the contract's word on what each call can answer.
 var answerable = map[string][]kinds.Kind{
-	"acquire": {"granted", "denied", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal"},
+	"acquire": {"granted", "denied", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal", "over_quota"},
 	"renew":   {"renewed", "lost", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal"},
 	"release": {"released", "lost", "invalid", "unsupported", "busy", "unavailable", "unknown", "internal"},
 	"owner":   {"held", "free", "invalid", "unsupported", "busy", "unavailable", "internal"},
