@@ -190,10 +190,10 @@ func TestLeaseBody(t *testing.T) {
 	}
 }
 
-// TestRulesAreNamed: each rule of docs/PROTOCOL.md is named by its number in a comment of the
+// TestRulesAreNamed: each rule of docs/wire-protocol.md is named by its number in a comment of the
 // code that carries it out and in one of a test, so that grep finds both.
 func TestRulesAreNamed(t *testing.T) {
-	protocol, err := os.ReadFile("docs/PROTOCOL.md")
+	protocol, err := os.ReadFile("docs/wire-protocol.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ const (
 	stormLead   = 5 * time.Second  // from the last grant that is planned to the first end
 	stormLength = 10 * time.Second // of the renewals that are measured, from the first end on
 	stormOver   = 45 * time.Second // after the first end nothing is told any more
-	stormInTime = 3 * time.Second  // as E3 of PROTOCOL.md says
+	stormInTime = 3 * time.Second  // as E3 of wire-protocol.md says
 )
 
 // ends is what was told of the leases of a storm.

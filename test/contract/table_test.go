@@ -187,13 +187,13 @@ func schemaKinds(t *testing.T, text string) (ks []kinds.Kind) {
 	return slices.Collect(maps.Keys(found))
 }
 
-// TestDocsNameEveryCallAndKind: docs/PROTOCOL.md is normative, so what the
+// TestDocsNameEveryCallAndKind: docs/wire-protocol.md is normative, so what the
 // table has, it has.
 func TestDocsNameEveryCallAndKind(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/PROTOCOL.md")
+	text, err := os.ReadFile("../../docs/wire-protocol.md")
 	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("docs/PROTOCOL.md is not written yet")
+		t.Skip("docs/wire-protocol.md is not written yet")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -203,36 +203,36 @@ func TestDocsNameEveryCallAndKind(t *testing.T) {
 		return regexp.MustCompile(`(^|[^A-Za-z0-9_])` + regexp.QuoteMeta(w) + `($|[^A-Za-z0-9_])`).MatchString(doc)
 	}
 	if !strings.Contains(doc, api+"<call>") {
-		t.Errorf("docs/PROTOCOL.md does not name the subject %s<call>", api)
+		t.Errorf("docs/wire-protocol.md does not name the subject %s<call>", api)
 	}
 	for _, row := range leased.Endpoints() {
 		// The row of the call in the table of calls has the kinds of its own.
 		line := regexp.MustCompile("(?m)^\\| `" + row.Name + "` \\|.*$").FindString(doc)
 		if line == "" {
-			t.Errorf("docs/PROTOCOL.md has no row of the call %s", row.Name)
+			t.Errorf("docs/wire-protocol.md has no row of the call %s", row.Name)
 		}
 		for _, k := range row.Kinds {
 			common := slices.Contains(answerable["list"], k) && k != kinds.Listed
 			if !common && !strings.Contains(line, "`"+string(k)+"`") {
-				t.Errorf("docs/PROTOCOL.md: the row of %s does not name the kind %s", row.Name, k)
+				t.Errorf("docs/wire-protocol.md: the row of %s does not name the kind %s", row.Name, k)
 			}
 		}
 		for _, k := range row.Kinds {
 			if !word(string(k)) {
-				t.Errorf("docs/PROTOCOL.md does not name the kind %s, which %s can answer", k, row.Name)
+				t.Errorf("docs/wire-protocol.md does not name the kind %s, which %s can answer", k, row.Name)
 			}
 		}
 	}
 	for k, code := range codes {
 		line := regexp.MustCompile(`(?m)^.*\b` + string(k) + `\b.*\b` + code + `\b.*$`)
 		if !line.MatchString(doc) {
-			t.Errorf("docs/PROTOCOL.md has no line with kind %s and its code %s", k, code)
+			t.Errorf("docs/wire-protocol.md has no line with kind %s and its code %s", k, code)
 		}
 	}
 	for _, name := range []string{microName, queueGroup, bucketStream, events + "<key>", inbox + "<holder>.<key>", fenceHeader, rejectHeader, eventHeader,
 		errorHeader, errorCodeHeader, "Nats-Sequence", "Nats-Last-Sequence", "Nats-Subject", "no_reply"} {
 		if !strings.Contains(doc, name) {
-			t.Errorf("docs/PROTOCOL.md does not name %s", name)
+			t.Errorf("docs/wire-protocol.md does not name %s", name)
 		}
 	}
 }
