@@ -162,11 +162,8 @@ func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
 	case k.alarm.Load() != 0:
 		return k.Allow(op)
 	}
-	switch k.health.Load().Verdict {
-	case Waiting, Distrusted:
-		return k.Allow(op)
-	}
-	if op == OpAcquire && k.paused() != "" {
+	// What was decided before a suspension took no lease that this instance knew: it stands.
+	if h := k.health.Load(); h.Verdict == Distrusted || h.Verdict == Waiting && !h.Renewals {
 		return k.Allow(op)
 	}
 	return nil // an ack is better proof of life than the last look
@@ -175,7 +172,7 @@ func (k *keeper) Acked(op Op, bucket int64, before, revision uint64) error {
 // Sure implements Guard.
 func (k *keeper) Sure(bucket int64, before, revision uint64) bool {
 	return revision > before && revision-before < leap && bucket == k.Bucket() && !k.view.silent(time.Now()) &&
-		k.alarm.Load() == 0 && k.health.Load().Verdict == Sound && k.paused() == ""
+		k.alarm.Load() == 0 && k.health.Load().Verdict == Sound
 }
 
 // hint is told of an advisory that the bucket was deleted. Anybody can publish
