@@ -26,7 +26,7 @@ func pollers(ctx context.Context, s *stage, t *tally) {
 	}
 	every(ctx, 750*time.Millisecond, func() {
 		fresh := name("poll")
-		granted := make([]bool, holders)
+		granted, refused := make([]bool, holders), make([]bool, holders)
 		together(holders, func(i int) {
 			key, holder := fmt.Sprintf("%s-%d", fresh, i%keys), fmt.Sprintf("poller-%d", i)
 			sent := time.Now()
@@ -35,6 +35,8 @@ func pollers(ctx context.Context, s *stage, t *tally) {
 			case "granted":
 				granted[i] = true
 				t.ask(conns[i%connections], "release", object{"key": key, "holder": holder, "revision": a.Revision}, 6*time.Second)
+			case "busy": // in the second of a burst
+				refused[i] = true
 			case "denied":
 			default:
 				s.judge.found("pollers", "after %v an acquire is answered %s: %s", time.Since(sent).Round(time.Millisecond), a.how, a.Error)
@@ -43,7 +45,7 @@ func pollers(ctx context.Context, s *stage, t *tally) {
 		for k := range keys {
 			any := false
 			for i := k; i < holders; i += keys {
-				any = any || granted[i]
+				any = any || granted[i] || refused[i]
 			}
 			if !any {
 				s.judge.found("pollers", "nobody of %d was granted %s-%d", holders/keys, fresh, k)
@@ -87,7 +89,7 @@ func snatch(ctx context.Context, s *stage, t *tally) {
 // within 2.5 s, for one of 8 keys that another holds, waiting 30 s and with a new holder
 // each time, and is closed: 20,000 wait at a time, if the service lets them. Meanwhile an
 // honest one waits for a free key, which must be granted at once, and every 10 s for a
-// key that ghosts waited for first: the dead must not get it for their TTL.
+// key that ghosts waited for first: the dead must not get it for their TTL of 20 s.
 func ghosts(ctx context.Context, s *stage, t *tally) {
 	holder := s.roles["holder"]
 	wall := s.connect(holder, name("wall"), t)
@@ -178,7 +180,7 @@ func (s *stage) waitAmongGhosts(ctx context.Context, t *tally) {
 		}
 		freed := time.Now()
 		t.ask(nc, "release", object{"key": key, "holder": "before", "revision": had.Revision}, 5*time.Second)
-		a := t.ask(nc, "acquire", object{"key": key, "holder": "after", "ttl_ms": 1000, "wait_ms": 5000}, 11*time.Second)
+		a := t.ask(nc, "acquire", object{"key": key, "holder": "after", "ttl_ms": 1000, "wait_ms": 10_000}, 16*time.Second)
 		t.end("haunted key " + a.how)
 		if a.how != "granted" {
 			s.judge.found("ghosts", "%v after its release a key that 20 dead waited for is answered %s, held by %q", time.Since(freed).Round(time.Millisecond), a.how, a.Holder)

@@ -1,6 +1,7 @@
 package hostile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -167,6 +168,11 @@ func run(t *testing.T, topology string, length time.Duration) {
 	for i := range before {
 		fmt.Fprintf(&b, "instance %d: before %v; after %v\n", i, before[i], after[i])
 	}
+	var honest tally
+	for _, op := range rec.Ops() {
+		honest.end(cmp.Or(string(op.Kind), "nothing"))
+	}
+	fmt.Fprintf(&b, "answers to the honest: %s\n", honest.ends())
 	t.Logf("%s%s", &b, table(as))
 	s.judge.report(t)
 }

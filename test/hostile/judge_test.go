@@ -197,15 +197,27 @@ func (j *judge) histories(h *honest) {
 	for _, key := range append(rep.Illegal, rep.Undone...) {
 		j.found("history I1", "%s makes no sense, or could not be decided", key)
 	}
+	calls, busy, silent := map[fault.Call]int{}, map[fault.Call]int{}, map[fault.Call]int{}
 	for _, op := range run.Ops {
+		calls[op.Call]++
 		switch op.Kind {
 		case kinds.Busy:
-			j.found("honest busy", "%v %s", &op, op.Text)
+			busy[op.Call]++
 		case kinds.Unknown, "":
-			j.found("honest unanswered", "%v %s", &op, op.Text)
+			silent[op.Call]++
+		}
+	}
+	for call, n := range calls {
+		// Both are true answers in the second of a burst, and no lease is lost by them.
+		if most := mayFail * float64(n); float64(busy[call]) > most || float64(silent[call]) > most {
+			j.found("honest", "of %d calls of %s %d were answered busy and %d not at all, or unknown", n, call, busy[call], silent[call])
 		}
 	}
 }
+
+// mayFail is which share of the calls of the honest may be answered busy, and which not
+// at all.
+const mayFail = 0.02
 
 // level is what a process uses.
 type level struct {
