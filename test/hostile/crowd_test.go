@@ -175,7 +175,8 @@ func (s *stage) waitAmongGhosts(ctx context.Context, t *tally) {
 		}
 		_ = ghost.FlushTimeout(2 * time.Second)
 		ghost.Close()
-		if ctx.Err() != nil {
+		// All of them wait by then: a free key is given to who asks for it.
+		if pause(ctx, 2*time.Second); ctx.Err() != nil {
 			return
 		}
 		freed := time.Now()

@@ -228,10 +228,10 @@ func (l level) String() string {
 	return fmt.Sprintf("%.0f goroutines, %.1f MB live heap, %.1f MB RSS", l.goroutines, l.heap/1e6, l.rss/1e6)
 }
 
-// over tells what of l is more than it was before, by a fifth and by some.
+// over tells what of l is more than it was before, by more than a fifth and by some.
 func (l level) over(before level) (what []string) {
 	more := func(name string, b, a, slack float64) {
-		if a > max(b*1.2, b+slack) {
+		if a > b*1.2+slack {
 			what = append(what, fmt.Sprintf("%s: %.0f before, %.0f after", name, b, a))
 		}
 	}
