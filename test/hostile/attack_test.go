@@ -45,7 +45,7 @@ func attacks() []*attack {
 		// bulk_test.go
 		{name: "list", does: "readers of whole lists", least: 200, run: listers},
 		{name: "expiry", does: "thousands of leases that end in the same second", least: 4000, run: massExpiry},
-		{name: "huge", does: "bursts of requests of 1 MB", least: 30, run: huge},
+		{name: "huge", does: "bursts of requests of 1 MB", least: 15, run: huge},
 		{name: "renew_many", does: "renewals of hundreds whose reply does not fit", least: 10, run: bigReplies},
 		// stderr_test.go
 		{name: "stderr", does: "an instance whose log nobody reads, for 15 s of each minute", least: 1, run: blockedLog},
