@@ -58,10 +58,11 @@ fault-long:
 
 # Everything that callers and crowds can do, at once, beside honest holders;
 # test/hostile/doc.go says what is judged. Five minutes in all, and 45 in each topology.
+P99 ?= 250ms
 HOSTILE = $(GO) test ./test/hostile -run 'TestHostile$$' -v
 
 hostile:
-	$(HOSTILE) -timeout 15m -hostile.length 1m30s
+	$(HOSTILE) -timeout 15m -hostile.length 1m30s -hostile.p99 $(P99)
 
 hostile-long:
 	$(HOSTILE) -timeout 120m -hostile.length 45m

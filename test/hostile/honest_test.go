@@ -213,7 +213,7 @@ func (h *honest) stand(ctx context.Context, c *client.Client) {
 }
 
 // renewals are how long the keepers waited for each renewal that they sent at a time of
-// [from, to], the shortest first, and how many took longer than p99 in which second.
+// [from, to], the shortest first, and how many took longer than the bound in which second.
 func (h *honest) renewals(from, to int64) (ds []time.Duration, slow string) {
 	in := map[int64]int{}
 	for _, op := range h.rec.Ops() {
@@ -221,7 +221,7 @@ func (h *honest) renewals(from, to int64) (ds []time.Duration, slow string) {
 			continue
 		}
 		took := time.Duration(op.End - op.Start)
-		if ds = append(ds, took); took > p99 {
+		if ds = append(ds, took); took > *flagP99 {
 			in[op.Start/int64(time.Second)]++
 		}
 	}
