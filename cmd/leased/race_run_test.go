@@ -306,7 +306,11 @@ func (r *racing) other(key string, wait bool) (o other, err error) {
 			return o, err
 		}
 		var a reply
-		if err := json.Unmarshal(m.Data, &a); err != nil || a.Granted == nil {
+		err = json.Unmarshal(m.Data, &a)
+		if err == nil && wait && a.Kind == "unavailable" {
+			continue // the key became free when the time to wait was over
+		}
+		if err != nil || a.Granted == nil {
 			return o, fmt.Errorf("acquire: %s %w", m.Data, err)
 		}
 		if *a.Granted {
