@@ -315,7 +315,7 @@ func testSilence(t *testing.T, url string) {
 func TestPausedHolder(t *testing.T) {
 	url, k, _ := strings.Cut(os.Getenv("LEASED_PAUSED"), " ")
 	if k == "" {
-		t.Skip("only run by TestService")
+		t.Skip("LEASED_PAUSED is not given: TestService runs it")
 	}
 	h, err := connect(t, url).Hold(t.Context(), k, HoldOptions{TTL: time.Second})
 	if err != nil {
